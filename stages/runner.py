@@ -1,0 +1,115 @@
+"""What every stage has in common: params in, metrics and one line of result out, and a record of how it ended.
+
+DVC answers 255 whatever a stage's exit code was, so a stage leaves `.rollbook/exit/<stage>.json` with its code,
+its kind (`ok`, `bad_input`, `usage`, `bug`, `transient`) and its message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from pipeline.errors import BadInput, RollbookError
+from pipeline.params import PARAMS_FILE, Params, load_params
+from pipeline.table_io import write_json
+from stages import paths
+
+BUG_EXIT_CODE = 70
+USAGE_EXIT_CODE = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage has to say: one line for the terminal, and numbers for `data/metrics/<stage>.json`."""
+
+    line: str
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def run_stage(name: str, work: Callable[[Params], Result]) -> None:
+    """Run `work`, print its line, write its metrics and its exit record, and leave the process.
+
+    A `RollbookError` becomes its message on stderr and its exit code; anything else is a bug, shown with its
+    traceback. An edit of the stage's code or params while it ran is an error: DVC hashes dependencies after the
+    command, and would record the new code for what the old code made.
+    """
+    started = time.monotonic()
+    try:
+        if len(sys.argv) > 1:
+            _leave(name, USAGE_EXIT_CODE, "usage", f"stages.{name} takes no arguments, but got {sys.argv[1:]}")
+        params = load_params()
+        code_at_start = _code_hashes(name)
+        result = work(params)
+        _check_unedited(name, code_at_start, params)
+        seconds = time.monotonic() - started
+        usage = {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
+        write_json({**result.metrics, **usage}, paths.METRICS / f"{name}.json")
+    except RollbookError as error:
+        _leave(name, error.exit_code, error.kind, str(error))
+    except Exception as error:  # the last word on any bug: say so, with the traceback, and a code of its own
+        traceback.print_exc()
+        _leave(name, BUG_EXIT_CODE, "bug", f"{type(error).__name__}: {error}")
+    print(f"{name}: {result.line} ({seconds:.1f} s)", flush=True)
+    _record(name, 0, "ok", result.line)
+
+
+def _leave(name: str, code: int, kind: str, message: str) -> None:
+    print(f"{name}: error: {message}", file=sys.stderr, flush=True)
+    _record(name, code, kind, message)
+    sys.exit(code)
+
+
+def _record(name: str, code: int, kind: str, message: str) -> None:
+    write_json({"code": code, "kind": kind, "message": message}, paths.EXIT_RECORDS / f"{name}.json")
+
+
+def _code_hashes(name: str) -> dict[str, str]:
+    """SHA-256 of each code file that dvc.yaml names as a dependency of the stage."""
+    hashes: dict[str, str] = {}
+    for dependency in _stage_entry(name).get("deps", []):
+        path = Path(dependency)
+        if path.is_relative_to(paths.DATA):
+            continue
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashes
+
+
+def _stage_entry(name: str) -> dict[str, Any]:
+    file = Path("dvc.yaml")
+    if not file.is_file():
+        return {}
+    entry: dict[str, Any] = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))["stages"].get(name, {})
+    return entry
+
+
+def _check_unedited(name: str, code_at_start: dict[str, str], params: Params) -> None:
+    for file, digest in _code_hashes(name).items():
+        if code_at_start.get(file) != digest:
+            raise BadInput(file, "it was edited while the stage ran", "Run `dvc repro` again to use the edited code")
+    sections = {str(key).split(".")[0] for key in _stage_entry(name).get("params", [])}
+    now = load_params()
+    for section in sorted(sections):
+        if getattr(now, section) != getattr(params, section):
+            remedy = "Run `dvc repro` again to use the new values"
+            raise BadInput(f"{PARAMS_FILE}: {section}", "it was edited while the stage ran", remedy)
+
+
+def _peak_memory_mb() -> int:
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+def shows_progress() -> bool:
+    """Whether progress bars make sense: on a terminal, or where `ROLLBOOK_PROGRESS=1` asks for them."""
+    return sys.stderr.isatty() or os.environ.get("ROLLBOOK_PROGRESS") == "1"
