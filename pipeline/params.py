@@ -246,7 +246,7 @@ class TrainingParams(Section):
     adam_beta2: Fraction = 0.999
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat = 1.0
-    max_tokens_per_microbatch: Positive = 2_048
+    max_tokens_per_microbatch: Positive = 512
     device: Device = "auto"
 
 

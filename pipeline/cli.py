@@ -1,0 +1,72 @@
+"""The command `rollbook`: questions about the iteration in the current directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from pipeline.errors import RollbookError
+from pipeline.metrics import Metrics, read_metrics
+from pipeline.summary import decimal, facts
+
+DATA = Path("data")
+
+
+class Commands(TyperGroup):
+    """Commands whose `RollbookError` becomes one line on stderr and its exit code, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RollbookError as error:
+            typer.echo(f"rollbook: error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def rollbook() -> None:
+    """GRPO post-training that you can audit and re-run."""
+
+
+@app.command()
+def summary() -> None:
+    """Print the numbers of the iteration in this folder, and where its report and tables are."""
+    metrics = read_metrics(DATA / "metrics")
+    console = Console(highlight=False)
+    console.print(f"\n[bold]Iteration {metrics['report']['iteration']}[/bold]")
+    console.print(_facts_table(metrics))
+    console.print(_stages_table(metrics))
+    n_warnings = metrics["report"]["n_warnings"]
+    console.print(f"[yellow]Health: {n_warnings} warned, see the report[/yellow]" if n_warnings else "Health: ok")
+    console.print(f"Report: {DATA / 'report.html'} (open it in a browser)\nTables: {DATA}/*.parquet")
+
+
+def _facts_table(metrics: Metrics) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for fact in facts(metrics):
+        table.add_row(fact.label, fact.value, Text(fact.note))  # as text, a reason in brackets is no markup
+    return table
+
+
+def _stages_table(metrics: Metrics) -> Table:
+    table = Table("stage", title_justify="left")
+    table.add_column("seconds", justify="right")
+    table.add_column("peak memory, MB", justify="right")
+    for stage, values in metrics.items():
+        table.add_row(stage, f"{values['seconds']:.1f}", decimal(values["peak_memory_mb"]))
+    table.add_section()
+    total = sum(values["seconds"] for values in metrics.values())
+    table.add_row("all", f"{total:.1f}", decimal(max(values["peak_memory_mb"] for values in metrics.values())))
+    return table

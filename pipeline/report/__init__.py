@@ -1,0 +1,5 @@
+"""`data/report.html`: one page for eyes, self-contained, without a script."""
+
+from pipeline.report.page import ReportInput, render_report
+
+__all__ = ["ReportInput", "render_report"]

@@ -1,0 +1,126 @@
+"""Which completions an optimizer step uses, how they are cut into micro-batches, and a micro-batch as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+import torch
+
+from pipeline.seeds import stable_hash
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """A row of the table `training_set`."""
+
+    completion_id: str
+    group_id: str
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    sampling_logprobs: list[float]
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step: its epoch, and the indices of the rows in each of its micro-batches."""
+
+    epoch: int
+    micro_batches: list[list[int]]
+
+    @property
+    def rows(self) -> list[int]:
+        """All its rows."""
+        return [row for batch in self.micro_batches for row in batch]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of B rows: prompts of up to P tokens padded on the left, completions of up to C on the right.
+
+    What is padding is told by the masks alone; padding may have the id of a real token.
+    """
+
+    input_ids: torch.Tensor  # [B, P + C] int64
+    attention_mask: torch.Tensor  # [B, P + C] int64, 1 at real tokens
+    position_ids: torch.Tensor  # [B, P + C] int64, from 0 at the first real token
+    completion_ids: torch.Tensor  # [B, C] int64
+    completion_mask: torch.Tensor  # [B, C] bool, True where the loss applies
+    sampling_logprobs: torch.Tensor  # [B, C] float32, 0 at padding
+    advantages: torch.Tensor  # [B] float32
+
+
+def read_rows(training_set: pl.DataFrame, mask_truncated: bool) -> list[TrainingRow]:
+    """The rows to train on: those with a token, and with `mask_truncated` only those that came to an end."""
+    rows = training_set.filter(pl.col("completion_token_ids").list.len() > 0)
+    if mask_truncated:
+        rows = rows.filter(~pl.col("is_truncated"))
+    columns = list(TrainingRow.__dataclass_fields__)
+    return [TrainingRow(**row) for row in rows.select(columns).iter_rows(named=True)]
+
+
+def plan_steps(
+    rows: Sequence[TrainingRow], epochs: int, minibatches: int, max_tokens: int, *seed_parts: object
+) -> list[Step]:
+    """`epochs` passes over the rows, each cut into up to `minibatches` steps of whole groups in a seeded order."""
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group_id, []).append(index)
+    steps: list[Step] = []
+    for epoch in range(epochs):
+
+        def order(group: str, epoch: int = epoch) -> str:
+            return stable_hash(*seed_parts, epoch, group)
+
+        shuffled = sorted(groups, key=order)
+        for part in range(min(minibatches, len(groups))):
+            chosen = [index for group in shuffled[part::minibatches] for index in groups[group]]
+            steps.append(Step(epoch, cut_micro_batches(rows, chosen, max_tokens)))
+    return steps
+
+
+def cut_micro_batches(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut `indices` into micro-batches of at most `max_tokens` tokens, padding included, longest first.
+
+    Rows come by length, so that little is padding. A row that alone is longer makes a micro-batch of its own.
+    """
+
+    def lengths(index: int) -> tuple[int, int]:
+        return len(rows[index].completion_token_ids), len(rows[index].prompt_token_ids)
+
+    batches: list[list[int]] = []
+    widest = (0, 0)
+    for index in sorted(indices, key=lambda index: (*lengths(index), rows[index].completion_id), reverse=True):
+        wider = tuple(map(max, widest, lengths(index)))
+        if batches and sum(wider) * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+            wider = lengths(index)
+        widest = wider
+    return batches
+
+
+def collate(rows: Sequence[TrainingRow], device: torch.device) -> Batch:
+    """The rows as tensors on `device`."""
+    n_prompt = max(len(row.prompt_token_ids) for row in rows)
+    n_completion = max(len(row.completion_token_ids) for row in rows)
+    input_ids = torch.zeros((len(rows), n_prompt + n_completion), dtype=torch.int64)
+    attention_mask = torch.zeros_like(input_ids)
+    sampling_logprobs = torch.zeros((len(rows), n_completion))
+    for i, row in enumerate(rows):
+        start, end = n_prompt - len(row.prompt_token_ids), n_prompt + len(row.completion_token_ids)
+        input_ids[i, start:end] = torch.tensor(row.prompt_token_ids + row.completion_token_ids)
+        attention_mask[i, start:end] = 1
+        sampling_logprobs[i, : end - n_prompt] = torch.tensor(row.sampling_logprobs)
+    return Batch(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0).to(device),
+        completion_ids=input_ids[:, n_prompt:].to(device),
+        completion_mask=attention_mask[:, n_prompt:].bool().to(device),
+        sampling_logprobs=sampling_logprobs.to(device),
+        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
+    )

@@ -1,0 +1,103 @@
+"""What the trainer carries from one iteration to the next: float32 masters, Adam's moments, the step count.
+
+A bfloat16 policy alone would lose every change smaller than its rounding. A state folder holds `state.json`, and
+`state.safetensors` once a step was taken.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.errors import BadInput
+from pipeline.params import TrainingParams
+from pipeline.policy import Model
+from pipeline.table_io import atomic_path, write_json
+
+PARTS = ("master", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Optimizer steps taken in the run, and tensors by `<part>.<parameter name>`: none before the first step."""
+
+    step: int = 0
+    method: str = "lora"
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def save_state(state: TrainerState, folder: Path) -> None:
+    """Write `state` to `folder`, whole or not at all."""
+    with atomic_path(folder) as temporary:
+        temporary.mkdir()
+        write_json({"method": state.method, "step": state.step}, temporary / "state.json")
+        if state.tensors:
+            save_file({name: state.tensors[name] for name in sorted(state.tensors)}, temporary / "state.safetensors")
+
+
+def load_state(folder: Path) -> TrainerState:
+    """Read what `save_state` wrote."""
+    file = folder / "state.json"
+    try:
+        value = json.loads(file.read_text())
+        step, method = int(value["step"]), str(value["method"])
+    except FileNotFoundError:
+        raise BadInput(str(file), "there is no such file", "Run `dvc repro start`") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(str(file), f"it holds no step and method ({error})", "Run `dvc repro start`") from error
+    weights = folder / "state.safetensors"
+    return TrainerState(step, method, load_file(weights) if weights.is_file() else {})
+
+
+def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters of `model`, which first become the masters of `state`."""
+    named = trainable_parameters(model)
+    optimizer = torch.optim.AdamW(
+        list(named.values()),
+        lr=params.learning_rate,
+        betas=(params.adam_beta1, params.adam_beta2),
+        eps=params.adam_epsilon,
+        weight_decay=params.weight_decay,
+    )
+    if not state.tensors:
+        return optimizer
+    _check_fit(named, state)
+    for name, parameter in named.items():
+        master, exp_avg, exp_avg_sq = (state.tensors[f"{part}.{name}"].to(parameter.device) for part in PARTS)
+        with torch.no_grad():
+            parameter.copy_(master)
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(state.step)),
+            "exp_avg": exp_avg,
+            "exp_avg_sq": exp_avg_sq,
+        }
+    return optimizer
+
+
+def read_optimizer(model: Model, optimizer: torch.optim.AdamW, step: int, method: str) -> TrainerState:
+    """The state to carry on, after `step` optimizer steps in all."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in trainable_parameters(model).items():
+        moments = optimizer.state[parameter]
+        for part, tensor in zip(PARTS, (parameter, moments["exp_avg"], moments["exp_avg_sq"]), strict=True):
+            tensors[f"{part}.{name}"] = tensor.detach().float().cpu().contiguous()
+    return TrainerState(step, method, tensors)
+
+
+def trainable_parameters(model: Model) -> dict[str, torch.nn.Parameter]:
+    """The parameters that require gradients, by name, in the order of the names."""
+    return dict(sorted((name, value) for name, value in model.named_parameters() if value.requires_grad))
+
+
+def _check_fit(named: dict[str, torch.nn.Parameter], state: TrainerState) -> None:
+    expected = {f"{part}.{name}": tuple(value.shape) for part in PARTS for name, value in named.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
+    if expected != found:
+        name = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        problem = f"{name} is {found.get(name, 'absent')} there and {expected.get(name, 'absent')} in the policy"
+        remedy = "Keep training.method and training.lora as they were when the run began, or begin a new run"
+        raise BadInput("data/trainer_state", problem, remedy)

@@ -1,0 +1,54 @@
+"""Progress bars, on a terminal or where `ROLLBOOK_PROGRESS=1` asks for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    """Units per second since the bar appeared: `412 tokens/s`."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = task.elapsed or 0.0
+        rate = task.fields["n_units"] / elapsed if elapsed > 0 else 0.0
+        return Text(f"{rate:,.0f} {task.fields['unit']}/s" if task.fields["unit"] else "")
+
+
+@contextmanager
+def progress(title: str, total: int, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A bar over `total` items; the block gets `advance(n_items, n_units)`, and the bar shows units per second."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    is_shown = sys.stderr.isatty() or os.environ.get("ROLLBOOK_PROGRESS") == "1"
+    with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task(title, total=total, n_units=0, unit=unit)
+
+        def advance(n_items: int, n_units: int = 0) -> None:
+            bar.update(task, advance=n_items, n_units=bar.tasks[0].fields["n_units"] + n_units)
+
+        yield advance

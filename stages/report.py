@@ -1,0 +1,73 @@
+"""Tables, metrics and the parent's history -> one page, one row of history, the diagnosis."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pipeline.health import as_json, diagnose
+from pipeline.history import append_history, history_row, read_history
+from pipeline.metrics import STAGES_BEFORE_REPORT, read_metrics
+from pipeline.params import Params
+from pipeline.report import ReportInput, render_report
+from pipeline.report.groups import Tables
+from pipeline.table_io import scan_table, write_json, write_text
+from pipeline.tables import ADVANTAGES, EVAL, GROUPS, PROMPTS, REWARDS, ROLLOUTS, SELECTION, TRAIN_STEPS
+from pipeline.versioning import file_at_commit
+from stages import paths
+from stages.runner import Result, run_stage
+
+ROLLOUT_COLUMNS = [
+    "group_id",
+    "completion_id",
+    "completion_index",
+    "completion_text",
+    "completion_token_ids",
+    "finish_reason",
+]
+
+
+def write_report(params: Params) -> Result:
+    """Write the report, the history and the health of this iteration."""
+    metrics = read_metrics(paths.METRICS, STAGES_BEFORE_REPORT)
+    older = None if params.parent is None else file_at_commit(params.parent, paths.HISTORY).decode("utf-8")
+    history_csv = append_history(older, history_row(params.iteration, metrics))
+    history = read_history(history_csv)
+    findings = diagnose(params.iteration, metrics, history, params.report.health)
+    health = as_json(params.iteration, findings)
+    given = ReportInput(
+        iteration=params.iteration,
+        parent=params.parent,
+        metrics=metrics,
+        history=history,
+        findings=findings,
+        tables=scan_tables(),
+        groups_per_outcome=params.report.groups_per_outcome,
+    )
+    page = render_report(given)
+    write_text(page, paths.REPORT)
+    write_text(history_csv, paths.HISTORY)
+    write_json(health, paths.HEALTH)
+    warned = [finding.rule for finding in findings if finding.level == "warn"]
+    verdict = f"warns of {', '.join(warned)}" if warned else "health ok"
+    return Result(f"{paths.REPORT}, {verdict}", {"iteration": params.iteration, "n_warnings": health["n_warnings"]})
+
+
+def scan_tables() -> Tables:
+    """The tables of the report, lazily, with the number of tokens in place of the token ids."""
+    rollouts = scan_table(paths.ROLLOUTS, ROLLOUTS, ROLLOUT_COLUMNS)
+    return {
+        "prompts": scan_table(paths.PROMPTS, PROMPTS),
+        "selection": scan_table(paths.SELECTION, SELECTION),
+        "rollouts": rollouts.with_columns(n_tokens=pl.col("completion_token_ids").list.len()).drop(
+            "completion_token_ids"
+        ),
+        "rewards": scan_table(paths.REWARDS, REWARDS),
+        "advantages": scan_table(paths.ADVANTAGES, ADVANTAGES, ["completion_id", "advantage"]),
+        "groups": scan_table(paths.GROUPS, GROUPS),
+        "train_steps": scan_table(paths.TRAIN_STEPS, TRAIN_STEPS),
+        "eval": scan_table(paths.EVAL, EVAL, ["policy", "prompt_id", "is_correct"]),
+    }
+
+
+if __name__ == "__main__":
+    run_stage("report", write_report)

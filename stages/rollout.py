@@ -1,0 +1,52 @@
+"""Stage `rollout`: a group of completions per selected prompt, with the log-probability of every token."""
+
+from __future__ import annotations
+
+import time
+
+from pipeline.params import Params
+from pipeline.policy import load_tokenizer, policy_fingerprint
+from pipeline.rollouts import completion_rows, make_requests, rollout_metrics, tokenize_prompts
+from pipeline.table_io import read_table, write_table
+from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
+from stages import paths
+from stages.inputs import selected_prompts
+from stages.runner import Result, run_stage
+from stages.sampling import load_sampler, sample_with_progress
+
+
+def rollout(params: Params) -> Result:
+    """Read `prompts`, `selection` and the policy; write `rollouts`."""
+    selection = read_table(paths.SELECTION, SELECTION)
+    prompts = selected_prompts(selection, read_table(paths.PROMPTS, PROMPTS), params.iteration)
+    tokenizer = load_tokenizer(paths.BASE)
+    prompt_ids = prompts["prompt_id"].to_list()
+    token_ids = tokenize_prompts(prompts, tokenizer)
+    requests = make_requests(prompt_ids, token_ids, params.rollout.group_size, params.seed, params.iteration)
+    sampler = load_sampler(paths.POLICY, tokenizer, params.sampling)
+
+    started = time.monotonic()
+    completions = sample_with_progress(sampler, requests, "rollouts")
+    seconds = time.monotonic() - started
+    rows = completion_rows(prompt_ids, requests, completions, tokenizer, params.iteration)
+    fingerprint = policy_fingerprint(paths.POLICY, paths.BASE)
+    metadata = {
+        "policy_fingerprint": fingerprint,
+        "engine": sampler.engine,
+        "engine_version": sampler.version,
+        "temperature": repr(params.sampling.temperature),
+        "batching": f"max_batch_completions={params.sampling.max_batch_completions}",
+    }
+    write_table(rows, paths.ROLLOUTS, ROLLOUTS, metadata)
+
+    metrics = rollout_metrics(rows, seconds) | {
+        "policy_fingerprint": fingerprint,
+        "engine": sampler.engine,
+        "engine_version": sampler.version,
+    }
+    line = f"{rows.height} completions of {len(prompt_ids)} prompts, {metrics['n_completion_tokens']} tokens"
+    return Result(f"{line}, {metrics['tokens_per_second']:.0f} tokens/s", metrics)
+
+
+if __name__ == "__main__":
+    run_stage("rollout", rollout)

@@ -1,0 +1,142 @@
+"""Stage `update`: GRPO on the kept completions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from pipeline.errors import BadInput
+from pipeline.params import Params
+from pipeline.policy import Model, copy_policy, is_adapter, load_model, resolve_device, save_model
+from pipeline.table_io import read_table, write_table
+from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
+from pipeline.training.batching import Step, TrainingRow, plan_steps, read_rows
+from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state
+from pipeline.training.trainer import Logprobs, Trainer, record_logprobs
+from stages import paths
+from stages.progress import progress
+from stages.runner import Result, run_stage
+
+MEANS = ("loss", "policy_loss", "kl", "entropy", "sampling_kl", "grad_norm", "learning_rate")
+
+
+def update(params: Params) -> Result:
+    """Read `training_set`, policy, reference and state; write the next policy and state, and what happened."""
+    training = params.training
+    rows = read_rows(read_table(paths.TRAINING_SET, TRAINING_SET), training.mask_truncated)
+    if not rows:
+        return _keep_policy()
+    torch.use_deterministic_algorithms(True)
+    device = resolve_device(training.device)
+    steps = plan_steps(
+        rows, training.epochs, training.minibatches, training.max_tokens_per_microbatch, params.seed, params.iteration
+    )
+    reference = _reference_logprobs(params, rows, steps, device)
+    state = load_state(paths.TRAINER_STATE)
+    _check_method(params)
+    dtype = torch.bfloat16 if training.method == "lora" else torch.float32
+    model = load_model(paths.POLICY, paths.BASE, device, dtype, is_trainable=True)
+    optimizer = make_optimizer(model, state, training)
+    if reference is None and training.kl_coefficient > 0:
+        reference = _record(model, rows, steps, params, "reference", is_base=True)
+    old = _record(model, rows, steps, params, "old", is_base=False) if len(steps) > 1 else {}
+
+    started = time.monotonic()
+    with progress("update", sum(len(step.rows) for step in steps), "tokens") as advance:
+        trainer = Trainer(
+            model=model,
+            optimizer=optimizer,
+            rows=rows,
+            params=training,
+            temperature=params.sampling.temperature,
+            max_completion_tokens=params.sampling.max_completion_tokens,
+            iteration=params.iteration,
+            first_step=state.step,
+            old=old,
+            reference=reference,
+            on_progress=advance,
+        )
+        train_steps, token_logprobs = trainer.run(steps)
+    seconds = time.monotonic() - started
+
+    save_model(model, paths.NEXT_POLICY, tokenizer_from=paths.BASE)
+    next_state = read_optimizer(model, optimizer, state.step + len(steps), training.method)
+    save_state(next_state, paths.NEXT_TRAINER_STATE)
+    write_table(train_steps, paths.TRAIN_STEPS, TRAIN_STEPS)
+    write_table(token_logprobs, paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS)
+    return _summarize(train_steps, len(rows), seconds)
+
+
+def _reference_logprobs(
+    params: Params, rows: Sequence[TrainingRow], steps: Sequence[Step], device: torch.device
+) -> Logprobs | None:
+    """Where a whole model is trained, the reference's log-probabilities, from a model that is gone before the
+    policy is loaded; None with an adapter, whose reference needs no second model, and without a KL.
+    """
+    if params.training.method == "lora" or params.training.kl_coefficient == 0:
+        return None
+    folder = _reference_folder(paths.REFERENCE)
+    model = load_model(folder, paths.BASE, device, torch.float32)
+    return _record(model, rows, steps, params, "reference", is_base=False)
+
+
+def _record(
+    model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step], params: Params, title: str, is_base: bool
+) -> Logprobs:
+    mode = model.disable_adapter() if is_base else contextlib.nullcontext()
+    with progress(f"{title} log-probabilities", len(rows), "tokens") as advance:
+        return record_logprobs(model, rows, steps, params.sampling.temperature, advance, mode)
+
+
+def _reference_folder(reference: Path) -> Path:
+    file = reference / "reference.json"
+    try:
+        return Path(json.loads(file.read_text())["policy"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(str(file), f"it names no policy ({error})", "Run `dvc repro start`") from error
+
+
+def _check_method(params: Params) -> None:
+    found = "lora" if is_adapter(paths.POLICY) else "full"
+    if found != params.training.method:
+        problem = f"{params.training.method!r}, and {paths.POLICY} was made for {found!r}"
+        raise BadInput("params.yaml: training.method", problem, "Keep the method of the run, or begin a new run")
+
+
+def _keep_policy() -> Result:
+    copy_policy(paths.POLICY, paths.NEXT_POLICY)
+    copy_policy(paths.TRAINER_STATE, paths.NEXT_TRAINER_STATE)
+    write_table(TRAIN_STEPS.empty(), paths.TRAIN_STEPS, TRAIN_STEPS)
+    write_table(TOKEN_LOGPROBS.empty(), paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS)
+    return _summarize(TRAIN_STEPS.empty(), 0, 0.0)
+
+
+def _summarize(train_steps: pl.DataFrame, n_completions: int, seconds: float) -> Result:
+    n_tokens = int(train_steps["n_tokens"].sum())
+    clipped = train_steps["clip_fraction_low"] + train_steps["clip_fraction_high"]
+    metrics: dict[str, Any] = {name: train_steps[name].mean() for name in MEANS}
+    metrics |= {
+        "n_steps": train_steps.height,
+        "n_completions": n_completions,
+        "n_tokens": n_tokens,
+        "clip_fraction": clipped.mean(),
+        "ratio_max": train_steps["ratio_max"].max(),
+        "is_policy_unchanged": train_steps.height == 0,
+        "tokens_per_second": round(n_tokens / seconds, 1) if seconds else None,
+    }
+    if train_steps.height == 0:
+        return Result("no completion to train on: the policy stays as it is", metrics)
+    kl = "" if metrics["kl"] is None else f", KL {metrics['kl']:.4f}"
+    line = f"{train_steps.height} steps on {n_completions} completions, loss {metrics['loss']:.4f}{kl}"
+    return Result(f"{line}, gradient norm {metrics['grad_norm']:.3f}", metrics)
+
+
+if __name__ == "__main__":
+    run_stage("update", update)
