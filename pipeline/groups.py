@@ -111,9 +111,7 @@ def update_prompt_stats(stats: pl.LazyFrame, rewards: pl.LazyFrame, params: Filt
     total_rate = pl.when(pl.col("n_completions") > 0).then(pl.col("n_correct") / pl.col("n_completions"))
     return (
         stats.join(new, on="prompt_id", how="full", coalesce=True)
-        .with_columns(
-            **counts, recent_pass_rate=recent, last_iteration=pl.coalesce("new_iteration", "last_iteration")
-        )
+        .with_columns(**counts, recent_pass_rate=recent, last_iteration=pl.coalesce("new_iteration", "last_iteration"))
         .with_columns(pass_rate=total_rate)
         .select(list(PROMPT_STATS.schema))
         .sort("prompt_id")

@@ -10,7 +10,7 @@ def stable_hash(*parts: object) -> str:
     """Hexadecimal SHA-256 of the JSON of `parts` (numbers, strings, None, lists and dicts of them).
 
     >>> stable_hash("a", 1)[:8]
-    '6bc78f1f'
+    '135f17a4'
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

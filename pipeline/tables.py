@@ -297,7 +297,13 @@ def check_table(frame: pl.DataFrame, table: Table, where: str) -> None:
             _check_rows(frame, is_bad, where, name, "has an entry that is not finite")
     _check_lengths(frame, table, where)
     if all(name in frame.columns for name in table.key):
-        _check_rows(frame, pl.struct(table.key).is_duplicated(), where, ", ".join(table.key), "is the same in two rows, and it is the key")
+        _check_rows(
+            frame,
+            pl.struct(table.key).is_duplicated(),
+            where,
+            ", ".join(table.key),
+            "is the same in two rows, and it is the key",
+        )
 
 
 _RERUN: dict[str, str] = {
@@ -383,4 +389,3 @@ def _dtype_name(dtype: PolarsType) -> str:
     if isinstance(dtype, pl.Struct):
         return f"Struct{{{', '.join(f.name for f in dtype.fields)}}}"
     return dtype.__name__ if isinstance(dtype, type) else type(dtype).__name__
-

@@ -114,4 +114,3 @@ def _check_unedited(name: str, code_at_start: dict[str, str], params: Params) ->
 def _peak_memory_mb() -> int:
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
-

@@ -6,6 +6,8 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from pipeline.params import Params
 from pipeline.policy import Model, copy_policy, is_adapter, load_model, resolve_device, save_model
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
-from pipeline.training.batching import Step, TrainingRow, plan_steps, read_rows
+from pipeline.training.batching import Step, TrainingRow, cut_padded_rows, plan_steps, read_rows
+from pipeline.training.packing import can_pack, cut_packed_rows
 from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state
 from pipeline.training.trainer import Logprobs, Trainer, record_logprobs
 from stages import paths
@@ -34,19 +37,18 @@ def update(params: Params) -> Result:
     if not rows:
         return _keep_policy()
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that this switch would turn on
     device = resolve_device(training.device)
-    steps = plan_steps(
-        rows, training.epochs, training.minibatches, training.max_tokens_per_microbatch, params.seed, params.iteration
-    )
-    reference = _reference_logprobs(params, rows, steps, device)
     state = load_state(paths.TRAINER_STATE)
     _check_method(params)
+    reference = _reference_of_whole_model(params, rows, device) if training.method == "full" else None
     dtype = torch.bfloat16 if training.method == "lora" else torch.float32
     model = load_model(paths.POLICY, paths.BASE, device, dtype, is_trainable=True)
     optimizer = make_optimizer(model, state, training)
-    if reference is None and training.kl_coefficient > 0:
-        reference = _record(model, rows, steps, params, "reference", is_base=True)
-    old = _record(model, rows, steps, params, "old", is_base=False) if len(steps) > 1 else {}
+    steps = _plan(model, rows, params)
+    if training.method == "lora" and training.kl_coefficient > 0:
+        reference = _record(model, rows, steps, params, "reference", model.disable_adapter())
+    old = _record(model, rows, steps, params, "old", contextlib.nullcontext()) if len(steps) > 1 else {}
 
     started = time.monotonic()
     with progress("update", sum(len(step.rows) for step in steps), "tokens") as advance:
@@ -74,23 +76,31 @@ def update(params: Params) -> Result:
     return _summarize(train_steps, len(rows), seconds)
 
 
-def _reference_logprobs(
-    params: Params, rows: Sequence[TrainingRow], steps: Sequence[Step], device: torch.device
-) -> Logprobs | None:
-    """Where a whole model is trained, the reference's log-probabilities, from a model that is gone before the
-    policy is loaded; None with an adapter, whose reference needs no second model, and without a KL.
-    """
-    if params.training.method == "lora" or params.training.kl_coefficient == 0:
+def _plan(model: Model, rows: Sequence[TrainingRow], params: Params) -> list[Step]:
+    training = params.training
+    cut = cut_packed_rows if can_pack(model) else cut_padded_rows
+    limit = training.max_tokens_per_microbatch
+    return plan_steps(
+        rows, training.epochs, training.minibatches, partial(cut, rows, max_tokens=limit), params.seed, params.iteration
+    )
+
+
+def _reference_of_whole_model(params: Params, rows: Sequence[TrainingRow], device: torch.device) -> Logprobs | None:
+    """The reference's log-probabilities, from a model that is gone before the policy is loaded; None without a KL."""
+    if params.training.kl_coefficient == 0:
         return None
-    folder = _reference_folder(paths.REFERENCE)
-    model = load_model(folder, paths.BASE, device, torch.float32)
-    return _record(model, rows, steps, params, "reference", is_base=False)
+    model = load_model(_reference_folder(paths.REFERENCE), paths.BASE, device, torch.float32)
+    return _record(model, rows, _plan(model, rows, params), params, "reference", contextlib.nullcontext())
 
 
 def _record(
-    model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step], params: Params, title: str, is_base: bool
+    model: Model,
+    rows: Sequence[TrainingRow],
+    steps: Sequence[Step],
+    params: Params,
+    title: str,
+    mode: AbstractContextManager[Any],
 ) -> Logprobs:
-    mode = model.disable_adapter() if is_base else contextlib.nullcontext()
     with progress(f"{title} log-probabilities", len(rows), "tokens") as advance:
         return record_logprobs(model, rows, steps, params.sampling.temperature, advance, mode)
 

@@ -32,8 +32,8 @@ def file_rows(source: PromptSource) -> tuple[Rows, str]:
 def frame_rows(frame: pl.DataFrame, source: PromptSource, where: str) -> Rows:
     """The rows of `frame`, of the columns that `source` names alone."""
     check_columns(frame.columns, source, where)
-    columns = [name for name in (source.prompt, source.answer) if name is not None]
-    for number, row in enumerate(frame.select(dict.fromkeys(columns)).iter_rows(named=True), start=1):
+    columns = dict.fromkeys(name for name in (source.prompt, source.answer) if name is not None)
+    for number, row in enumerate(frame.select(*columns).iter_rows(named=True), start=1):
         yield f"{where}: row {number}", row
 
 

@@ -69,4 +69,4 @@ def path_in_sources(name: str, key: str) -> Path:
 
 def first_line(error: Exception) -> str:
     """The first line of what an error of a library says, or its name where it says nothing."""
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from pipeline.rewards.notation import MAX_NESTING, plain_latex
 
@@ -19,10 +20,12 @@ _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10*
 _VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?) ?= ?(?=[^=]+$)")
 _THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:[, ]\d{3})+(?![\d,)])")  # but (1,234) is a pair
 _PERCENT = re.compile(r" ?(?:%|\\text ?\{ ?(?:%|percent) ?\}|\bpercent)$", re.IGNORECASE)
-_SCALE = re.compile(rf" ?(?:\\text ?\{{ ?)?\b({'|'.join(_SCALES)})(?: ?\}})?$", re.IGNORECASE)
+_SCALE = re.compile(rf" ?(?:\\text ?\{{ ?)?\b({'|'.join(_SCALES)})\b[a-zA-Z }}]*$", re.IGNORECASE)
+_NO_UNIT = "and|or|mod|sin|cos|tan|log|exp|min|max|gcd|lcm|det|inf"
 _UNIT = re.compile(
     r"(?: ?\\(?:text|mathrm|textrm|mbox|operatorname) ?\{[^{}\d]*\}"  # \text{cm}
-    r"|(?<=[\d}]) ?(?!(?:and|or|mod|to)\b)[a-zA-Z]{2,}(?:[ /][a-zA-Z]{2,})*"  # square meters, km/h
+    r"|(?<=[\d}]) ?(?:[cmk]m|[km]g|ml|ft|lb|oz|hr|in|mi)"
+    rf"|(?<=[\d}}])(?: (?!(?:{_NO_UNIT})\b)[a-zA-Z]{{3,}})+"  # square meters
     r")(?: ?\^ ?\{?\d\}?)?$"
     r"| ?\^ ?(?:\\circ|\{ ?\\circ ?\}) ?[CF]?$"
 )
@@ -46,6 +49,7 @@ class _UndecidedError(Exception):
     """The text is no plain rational number, or too large a one."""
 
 
+@lru_cache(maxsize=1 << 16)
 def exact_number(text: str) -> ExactNumber | None:
     r"""The exact value of `text`, units dropped, or None where it has none here.
 
@@ -70,12 +74,9 @@ def exact_number(text: str) -> ExactNumber | None:
 
 
 def _without_unit(text: str) -> tuple[str, int]:
-    """`text` without its unit, and the scale that a word such as `million` before it gives."""
+    """`text` without its unit, and the scale that a word such as `million` before the unit gives."""
     scale = _SCALE.search(text)
-    if scale is None:
-        text = _UNIT.sub("", text).strip()
-        scale = _SCALE.search(text)
-    return (text[: scale.start()], _SCALES[scale[1].lower()]) if scale else (text, 1)
+    return (text[: scale.start()], _SCALES[scale[1].lower()]) if scale else (_UNIT.sub("", text), 1)
 
 
 def are_equal(reference: ExactNumber, answer: ExactNumber) -> bool:

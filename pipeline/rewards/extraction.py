@@ -7,6 +7,7 @@ go back to an earlier one that the completion went on from.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 
 Extraction = Callable[[str], str | None]
@@ -40,9 +41,7 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"\boxed{5} so the answer is \boxed{") is None
     True
     """
-    last = None
-    for last in _BOX.finditer(text):
-        pass
+    last = _last(_BOX, text)
     if last is None or not last[0].endswith("{"):
         return None
     depth = 1
@@ -63,9 +62,7 @@ def final_answer(text: str) -> str | None:
     >>> final_answer(r"**Final Answer:** $\boxed{7}$.")
     '7'
     """
-    last = None
-    for last in _MARKER.finditer(text):
-        pass
+    last = _last(_MARKER, text)
     if last is None:
         return None
     rest = text[last.end() :].lstrip()
@@ -86,9 +83,7 @@ def last_number(text: str) -> str | None:
     >>> last_number("4 - 9 = -5"), last_number("so 4 + 8 = 12."), last_number("5-3"), last_number("about -3/4 of 1,000")
     ('-5', '12', '3', '1,000')
     """
-    last = None
-    for last in _NUMBER.finditer(text):
-        pass
+    last = _last(_NUMBER, text)
     return None if last is None else ("-" if last["sign"] else "") + last["number"]
 
 
@@ -98,9 +93,7 @@ def answer_tag(text: str) -> str | None:
     >>> answer_tag("<answer>1</answer> no, <answer> 2 </answer>")
     '2'
     """
-    last = None
-    for last in _TAG.finditer(text):
-        pass
+    last = _last(_TAG, text)
     end = _TAG_END.search(text, last.end()) if last else None
     return _or_none(text[last.end() : end.start()]) if last and end else None
 
@@ -112,6 +105,10 @@ def whole(text: str) -> str | None:
     '12'
     """
     return _or_none(text)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
 def _or_none(text: str) -> str | None:

@@ -7,9 +7,7 @@ import torch
 CHUNK = 128
 
 
-def draw_tokens(
-    logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_tokens(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw by inverting the cumulative distribution at `uniforms`.
 
     Args:

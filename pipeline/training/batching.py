@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -21,6 +21,10 @@ class TrainingRow:
     completion_token_ids: list[int]
     sampling_logprobs: list[float]
     advantage: float
+
+
+Cut = Callable[[Sequence[int]], list[list[int]]]
+"""Indices of rows -> the indices in each micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,11 @@ def read_rows(training_set: pl.DataFrame, mask_truncated: bool) -> list[Training
     return [TrainingRow(**row) for row in rows.select(columns).iter_rows(named=True)]
 
 
-def plan_steps(
-    rows: Sequence[TrainingRow], epochs: int, minibatches: int, max_tokens: int, *seed_parts: object
-) -> list[Step]:
-    """`epochs` passes over the rows, each cut into up to `minibatches` steps of whole groups in a seeded order."""
+def plan_steps(rows: Sequence[TrainingRow], epochs: int, minibatches: int, cut: Cut, *seed_parts: object) -> list[Step]:
+    """`epochs` passes over the rows, each parted into up to `minibatches` steps of whole groups in a seeded order.
+
+    `cut` cuts the rows of a step, given by their indices, into micro-batches.
+    """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(row.group_id, []).append(index)
@@ -77,11 +82,11 @@ def plan_steps(
         shuffled = sorted(groups, key=order)
         for part in range(min(minibatches, len(groups))):
             chosen = [index for group in shuffled[part::minibatches] for index in groups[group]]
-            steps.append(Step(epoch, cut_micro_batches(rows, chosen, max_tokens)))
+            steps.append(Step(epoch, cut(chosen)))
     return steps
 
 
-def cut_micro_batches(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+def cut_padded_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Cut `indices` into micro-batches of at most `max_tokens` tokens, padding included, longest first.
 
     Rows come by length, so that little is padding. A row that alone is longer makes a micro-batch of its own.

@@ -58,9 +58,7 @@ class Loss:
     ratio_max: torch.Tensor
 
 
-def clipped_objective(
-    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
-) -> torch.Tensor:
+def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
     """min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), elementwise.
 
     >>> clipped_objective(torch.tensor([1.5, 0.5]), torch.tensor([1.0, -1.0]), 0.2, 0.2)

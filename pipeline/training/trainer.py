@@ -14,9 +14,10 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
-from pipeline.training.batching import Step, TrainingRow, collate
-from pipeline.training.logprobs import completion_statistics
+from pipeline.training.batching import Batch, Step, TrainingRow, collate
+from pipeline.training.logprobs import TokenStatistics, completion_statistics
 from pipeline.training.loss import Loss, StepSize, TokenLogprobs, grpo_loss
+from pipeline.training.packing import can_pack, pack_rows, packed_statistics
 
 Logprobs = dict[int, list[float]]
 """Log-probabilities of the completion tokens of a row, by the row's index."""
@@ -85,8 +86,9 @@ class Trainer:
         }
 
     def _run_micro_batch(self, indices: list[int], size: StepSize) -> tuple[Loss, float]:
-        batch = collate([self.rows[row] for row in indices], self.device)
-        current, entropy = completion_statistics(self.model, batch, self.temperature)
+        rows = [self.rows[row] for row in indices]
+        batch = collate(rows, self.device)
+        current, entropy = row_statistics(self.model, rows, batch, self.temperature)
         mask = batch.completion_mask
         if indices[0] not in self.old:
             # The first use of these rows in an update of one step: its own forward pass gives `old`.
@@ -126,6 +128,13 @@ class Trainer:
         return pl.DataFrame(records, schema=TOKEN_LOGPROBS.schema)
 
 
+def row_statistics(model: Model, rows: Sequence[TrainingRow], batch: Batch, temperature: float) -> TokenStatistics:
+    """Statistics [B, C] of the rows of `batch`, packed where the model allows it, padded elsewhere."""
+    if can_pack(model):
+        return packed_statistics(model, pack_rows(rows, batch.input_ids.device), temperature)
+    return completion_statistics(model, batch, temperature)
+
+
 def record_logprobs(
     model: Model,
     rows: Sequence[TrainingRow],
@@ -141,8 +150,9 @@ def record_logprobs(
     recorded: Logprobs = {}
     with torch.no_grad(), mode:
         for indices in (batch for step in steps if step.epoch == 0 for batch in step.micro_batches):
-            batch = collate([rows[row] for row in indices], model.device)
-            logprobs, _ = completion_statistics(model, batch, temperature)
+            chosen = [rows[row] for row in indices]
+            batch = collate(chosen, model.device)
+            logprobs, _ = row_statistics(model, chosen, batch, temperature)
             _record(recorded, indices, logprobs, batch.completion_mask)
             on_progress(len(indices), int(batch.completion_mask.sum()))
     return recorded

@@ -1,0 +1,54 @@
+"""Runs in a worker: whether two answers are equal by math-verify, where exact arithmetic has no verdict.
+
+Two deviations from math-verify's defaults: its time-outs, signals that can't interrupt a computation in C, are off,
+since the worker is killed instead; and it compares 60 digits where it would compare 15 and drop what is tiny.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+from pipeline.rewards.notation import plain_latex
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its time-outs are off
+
+_DIGITS = 60
+_TARGETS = (LatexExtractionConfig(boxed_match_priority=-1),)
+_BRACKETED = re.compile(r"(\\\{|[(\[]).*(\\\}|[)\]])")
+
+
+def compare(reference: str, answer: str) -> tuple[float | None, str | None]:
+    """1 where `answer` equals `reference`, else 0; null with the reason where `reference` can't be read."""
+    error = check_reference(reference)
+    if error:
+        return None, error
+    reference, answer = plain_latex(reference), plain_latex(answer)
+    if reference == answer:
+        return 1.0, None
+    if _is_set(reference) != _is_set(answer) and None not in (_is_set(reference), _is_set(answer)):
+        return 0.0, None
+    is_equal = verify(_parse(reference), _parse(answer), numeric_precision=_DIGITS, timeout_seconds=None)
+    return float(is_equal), None
+
+
+@lru_cache(maxsize=4096)
+def check_reference(reference: str) -> str | None:
+    """Why no answer can be compared with `reference`, or None."""
+    return None if _parse(plain_latex(reference)) else f"answer: {reference!r} can't be read as mathematics"
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> list[Any]:
+    parsed: list[Any] = parse(f"${text}$", _TARGETS, fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
+
+
+def _is_set(text: str) -> bool | None:
+    """Whether braces enclose `text`, rather than the brackets of a tuple or an interval; None without either."""
+    match = _BRACKETED.fullmatch(text)
+    return match[1] == r"\{" if match else None

@@ -1,0 +1,198 @@
+"""Calls in worker processes: one that hangs, crashes or runs out of memory costs its own result and no other.
+
+Workers come from a fork server, a process of one thread that has imported what they need, so that a killed one is
+replaced in milliseconds. A function is named by text, `module:name`, so that only workers import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import signal
+import sys
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from pebble import ProcessExpired, ProcessPool
+
+WORKER_MEMORY_BYTES = 4 << 30
+"""Address space of a worker; what asks for more gets a MemoryError."""
+
+_MAX_CHUNK = 64
+_CHUNK_SECONDS = 0.1
+"""A chunk of calls ends at `_MAX_CHUNK` calls, or with the call that it is in after this time."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `function`, given as `module:name`, with arguments that can be pickled."""
+
+    function: str
+    args: tuple[Any, ...]
+    time_limit_seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The value that a call returned, or how it failed and the reason in words."""
+
+    value: Any = None
+    failure: Literal["timeout", "crash", "exception"] | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """A running pool of processes, and the folder where they log what calls came to."""
+
+    pool: ProcessPool
+    n_workers: int
+    folder: Path
+
+    def run(self, calls: Sequence[Call], on_done: Callable[[int], None]) -> list[Outcome]:
+        """The outcome of each call, in the order of `calls`; `on_done` gets the index of each as it ends."""
+        outcomes: list[Outcome] = [Outcome()] * len(calls)
+        waiting = deque(range(len(calls)))
+        ended: SimpleQueue[tuple[list[int], Path, Future[None]]] = SimpleQueue()
+        n_running = n_chunks = 0
+        while waiting or n_running:
+            while waiting and n_running < 2 * self.n_workers:
+                size = min(_MAX_CHUNK, 1 + len(waiting) // (4 * self.n_workers))
+                chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+                log = self.folder / str(n_chunks)
+                self._start([calls[index] for index in chunk], log).add_done_callback(
+                    lambda future, chunk=chunk, log=log: ended.put((chunk, log, future))  # type: ignore[misc]
+                )
+                n_running, n_chunks = n_running + 1, n_chunks + 1
+            chunk, log, future = ended.get()
+            n_running -= 1
+            results = _results([calls[index] for index in chunk], log, future)
+            for index, outcome in zip(chunk, results, strict=False):
+                outcomes[index] = outcome
+                on_done(index)
+            waiting.extendleft(reversed(chunk[len(results) :]))
+        return outcomes
+
+    def _start(self, chunk: list[Call], log: Path) -> Future[None]:
+        # Each call has an alarm of its own. This limit is for code that turns the alarm off.
+        limit = _CHUNK_SECONDS + max(call.time_limit_seconds for call in chunk) + 1
+        return self.pool.schedule(_run_chunk, (chunk, str(log)), timeout=limit)
+
+
+@contextmanager
+def start_workers(n_workers: int, modules: Sequence[str], warm_up: Sequence[Call]) -> Iterator[Workers]:
+    """Worker processes of which nothing survives the block, or the death of this process.
+
+    Each worker imports `modules` and runs the calls of `warm_up` first, so that they are in no other call's time.
+    """
+    context = _WorkerContext()
+    modules = [*modules, *{call.function.partition(":")[0]: None for call in warm_up}]
+    context.set_forkserver_preload([__name__, *modules])
+    pool = ProcessPool(n_workers, context=context, initializer=_start_worker, initargs=(modules, list(warm_up)))
+    with TemporaryDirectory(prefix="rollbook-") as folder:
+        try:
+            yield Workers(pool, n_workers, Path(folder))
+        finally:
+            pool.stop()  # type: ignore[no-untyped-call]
+            pool.join()
+
+
+def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Outcome]:
+    """What `chunk` came to, as far as it got: where its worker died, the last outcome is the call that it died of."""
+    lines = log.read_text(encoding="ascii").splitlines(keepends=True) if log.exists() else []
+    log.unlink(missing_ok=True)
+    results = [Outcome(*json.loads(line)) for line in lines if line.endswith("\n")]
+    try:
+        future.result()
+    except (TimeoutError, ProcessExpired) as error:
+        exit_code = getattr(error, "exitcode", -signal.SIGALRM)
+        if exit_code == -signal.SIGALRM:
+            limit = chunk[len(results)].time_limit_seconds
+            results.append(Outcome(failure="timeout", reason=f"timeout: it took more than {limit:g} s"))
+        else:
+            reason = f"crash: its worker process ended with exit code {exit_code}"
+            results.append(Outcome(failure="crash", reason=reason))
+    return results
+
+
+def _run_chunk(calls: Sequence[Call], log: str) -> None:
+    """Runs in a worker: as many of `calls` as fit in `_CHUNK_SECONDS`, one line of `log` for each."""
+    started = time.monotonic()
+    with open(log, "ab", buffering=0) as lines:  # noqa: PTH123 - unbuffered, so that a killed worker leaves its lines
+        for call in calls:
+            lines.write(_run_call(call).encode("ascii") + b"\n")
+            if time.monotonic() - started > _CHUNK_SECONDS:
+                break
+
+
+def _run_call(call: Call) -> str:
+    """The fields of an `Outcome` as JSON: only plain values leave a worker, since others may not survive the trip."""
+    # The default action of this signal kills, also in the midst of a computation in C, and with the parent gone.
+    signal.setitimer(signal.ITIMER_REAL, call.time_limit_seconds)
+    try:
+        return json.dumps([_run(call)])
+    except BaseException as error:  # whatever it is, a SystemExit too, it is the outcome of this one call
+        return json.dumps([None, "exception", describe(error)])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of an error of somebody else's code, in characters that a table can hold.
+
+    >>> describe(ValueError("no\\ud800 such thing"))
+    'ValueError: no? such thing'
+    """
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ is broken too
+        text = type(error).__name__
+    return text[:500].encode("utf-8", "replace").decode("utf-8")
+
+
+def _run(call: Call) -> Any:
+    module, _, name = call.function.partition(":")
+    return getattr(importlib.import_module(module), name)(*call.args)
+
+
+def _start_worker(modules: Sequence[str], warm_up: Sequence[Call]) -> None:
+    # Pebble's own handler waits for Python code to run, which a long computation in C never does.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = WORKER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, WORKER_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # A fork server that was started for others hasn't imported these. What fails here fails again in a call.
+    for module in modules:
+        with suppress(Exception):
+            importlib.import_module(module)
+    for call in warm_up:
+        with suppress(Exception):
+            _run(call)
+
+
+class _WorkerProcess(ForkServerProcess):
+    """A process that doesn't import the parent's main module again, as a stage takes half a second to import."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name that multiprocessing looks for
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _WorkerContext(ForkServerContext):
+    Process = _WorkerProcess
