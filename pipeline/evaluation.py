@@ -31,7 +31,7 @@ def pass_at_k(n: int, n_correct: int, k: int) -> float:
 
 
 def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a proportion.
+    """Wilson's 95% interval of a proportion; it holds the proportion itself, rounding or not.
 
     >>> [round(bound, 4) for bound in wilson_interval(8, 10)]
     [0.4902, 0.9433]
@@ -39,7 +39,7 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     rate, z2 = n_correct / n, Z_95**2
     center = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
-    return max(0.0, center - half), min(1.0, center + half)
+    return max(0.0, min(rate, center - half)), min(1.0, max(rate, center + half))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

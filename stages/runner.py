@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def _code_hashes(name: str) -> dict[str, str]:
     return hashes
 
 
+@cache
 def _stage_entry(name: str) -> dict[str, Any]:
     file = Path("dvc.yaml")
     if not file.is_file():

@@ -96,8 +96,7 @@ def test_wilson_bounds_solve_the_score_equation(count: tuple[int, int]) -> None:
     n_correct, n = count
     rate = n_correct / n
     for bound in wilson_interval(n_correct, n):
-        if 0 < bound < 1:
-            assert abs(rate - bound) == pytest.approx(Z_95 * math.sqrt(bound * (1 - bound) / n), abs=1e-9)
+        assert (rate - bound) ** 2 == pytest.approx(Z_95**2 * bound * (1 - bound) / n, abs=1e-12)
 
 
 @given(counts)

@@ -52,3 +52,6 @@ def _is_set(text: str) -> bool | None:
     """Whether braces enclose `text`, rather than the brackets of a tuple or an interval; None without either."""
     match = _BRACKETED.fullmatch(text)
     return match[1] == r"\{" if match else None
+
+
+compare(r"\frac{x}{2}", "0.5x")  # builds the grammar, which takes longer than a comparison: once, in the fork server

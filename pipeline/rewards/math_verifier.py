@@ -21,7 +21,6 @@ from pipeline.rewards.verifier import Prompt, Question, right, unjudged, wrong
 from pipeline.rewards.workers import Call
 
 _WORKER = "pipeline.rewards.math_equality"
-_FIRST_COMPARISON = (r"\frac{x}{2}", "0.5x")  # it imports math-verify and builds its grammar
 _BASE_NUMERAL = re.compile(r"([0-9A-Fa-f]+) ?_ ?\{? ?(\d+) ?\}?")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox) ?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-z][a-z' -]*[a-z]")
@@ -53,8 +52,7 @@ class MathVerifier:
         limit = self._params.time_limit_seconds
         call = Call(f"{_WORKER}:compare", (reference, answer), limit)
         check = Call(f"{_WORKER}:check_reference", (reference,), limit)
-        warm_up = Call(f"{_WORKER}:compare", _FIRST_COMPARISON, limit)
-        return Question(answer, call, check, warm_up)
+        return Question(answer, call, check, warm_up=Call(f"{_WORKER}:check_reference", ("1",), limit))
 
     def _excess(self, answer: str) -> str | None:
         if len(answer) > self._params.max_answer_characters:

@@ -116,14 +116,15 @@ def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Out
     try:
         future.result()
     except (TimeoutError, ProcessExpired) as error:
-        exit_code = getattr(error, "exitcode", -signal.SIGALRM)
-        if exit_code == -signal.SIGALRM:
-            limit = chunk[len(results)].time_limit_seconds
-            results.append(Outcome(failure="timeout", reason=f"timeout: it took more than {limit:g} s"))
-        else:
-            reason = f"crash: its worker process ended with exit code {exit_code}"
-            results.append(Outcome(failure="crash", reason=reason))
+        if len(results) < len(chunk):
+            results.append(_death(error, chunk[len(results)]))
     return results
+
+
+def _death(error: TimeoutError | ProcessExpired, call: Call) -> Outcome:
+    if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGALRM:
+        return Outcome(failure="crash", reason=f"crash: its worker process ended with exit code {error.exitcode}")
+    return Outcome(failure="timeout", reason=f"timeout: it took more than {call.time_limit_seconds:g} s")
 
 
 def _run_chunk(calls: Sequence[Call], log: str) -> None:
