@@ -27,6 +27,7 @@ Natural = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 VerifierName = Literal["math", "reasoning_gym", "none"]
@@ -242,8 +243,8 @@ class TrainingParams(Section):
     learning_rate: PositiveFloat
     warmup_steps: Natural = 0
     weight_decay: NonNegativeFloat = 0.0
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.999
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.999
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat = 1.0
     max_tokens_per_microbatch: Positive = 512
@@ -335,7 +336,7 @@ def load_params(path: Path = PARAMS_FILE) -> Params:
         raise BadInput(str(path), f"it is not UTF-8 text ({error.reason})", "Save it as UTF-8") from error
     try:
         value = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:  # 2026-13-01 looks like a date, and makes a ValueError
         raise BadInput(str(path), f"it is not valid YAML: {_one_line(str(error))}", "Mend that line") from error
     return check_params(value, str(path))
 
@@ -352,9 +353,11 @@ def check_params(value: object, where: str = str(PARAMS_FILE)) -> Params:
 
 def _explain(error: ValidationError, where: str) -> BadInput:
     problems = error.errors(include_url=False)
-    first = problems[0]
-    key = ".".join(str(part) for part in first["loc"])
-    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    # A misspelled key is also a missing one, and the unknown one tells more.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    key = _key_of(first["loc"])
+    n_others = len({_key_of(problem["loc"]) for problem in problems}) - 1
+    others = f" (and {n_others} more)" if n_others else ""
     if first["type"] == "extra_forbidden":
         known = _known_keys(first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
@@ -362,9 +365,15 @@ def _explain(error: ValidationError, where: str) -> BadInput:
         return BadInput(f"{where}: {key}", f"unknown key{others}", remedy)
     if first["type"] == "missing":
         return BadInput(f"{where}: {key}", f"it is missing{others}", "Add it; the README shows every key")
-    rule = str(first["msg"]).removeprefix("Value error, ")
+    same_key = dict.fromkeys(problem["msg"] for problem in problems if _key_of(problem["loc"]) == key)
+    rule = " or ".join(same_key).removeprefix("Value error, ")
     shown = "" if isinstance(first["input"], dict) else f"{first['input']!r}: "
     return BadInput(f"{where}: {key}" if key else where, f"{shown}{rule}{others}", "Change it in params.yaml")
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """`location` as dotted keys, without the names of a union's alternatives, such as `list[str]`."""
+    return ".".join(str(part) for part in location if "[" not in str(part))
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

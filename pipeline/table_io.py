@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import BadInput
-from pipeline.tables import SCHEMA_VERSION, Table, check_schema, check_table
+from pipeline.tables import SCHEMA_VERSION, Table, check_order, check_schema, check_table
 
 ROWS_PER_ROW_GROUP = 50_000
 """Fixed, so that the bytes of a file don't depend on how a lazy query happened to be cut."""
@@ -32,13 +32,11 @@ def read_table(path: Path, table: Table) -> pl.DataFrame:
         BadInput: the file is missing, damaged, or breaks a rule of `table`.
     """
     _open_table(path, table)
-    try:
-        arrow = pq.read_table(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
-    frame = pl.from_arrow(arrow)
+    with _damage_named(path):
+        frame = pl.from_arrow(pq.read_table(path, page_checksum_verification=True))
     assert isinstance(frame, pl.DataFrame)
     check_table(frame, table, str(path))
+    check_order(frame.select(table.key), table, str(path))
     return frame
 
 
@@ -49,26 +47,25 @@ def scan_table(path: Path, table: Table, columns: list[str] | None = None) -> pl
         BadInput: the file is missing or damaged, or what was asked of it breaks a rule of `table`.
     """
     _open_table(path, table)
-    lazy = pl.scan_parquet(path)
-    if columns is not None:
-        lazy = lazy.select(columns)
-    checked = pl.scan_parquet(path) if columns is None else pl.scan_parquet(path).select({*columns, *table.key})
     n_rows = 0
-    for batch in checked.collect_batches(chunk_size=ROWS_PER_ROW_GROUP):
-        check_table(batch, table, str(path)) if batch.height else None
+    last = table.empty().select(table.key)
+    for batch in _verified_batches(path, None if columns is None else [*{*columns, *table.key}]):
+        check_table(batch, table, str(path), first_row=n_rows)
+        keys = pl.concat([last, batch.select(table.key)])
+        check_order(keys, table, str(path), first_row=n_rows - last.height)
         n_rows += batch.height
+        last = keys.tail(1)
     if n_rows == 0:
         check_table(table.empty(), table, str(path))
-    n_keys = pl.scan_parquet(path).select(pl.struct(table.key).n_unique()).collect().item() if n_rows else 0
-    if n_keys != n_rows:
-        # Twins too far apart to be seen in one batch: read the keys whole to name them.
-        check_table(pl.read_parquet(path, columns=list(table.key)), table, str(path))
-    return lazy
+    # Statistics have no checksum, and a damaged one would make a filter skip rows.
+    lazy = pl.scan_parquet(path, use_statistics=False)
+    return lazy if columns is None else lazy.select(columns)
 
 
 def table_metadata(path: Path) -> dict[str, str]:
     """The key-value metadata that `write_table` put into the file at `path`."""
-    return {k: v for k, v in pl.read_parquet_metadata(path).items() if k != "ARROW:schema"}
+    with _damage_named(path):
+        return {k: v for k, v in pl.read_parquet_metadata(path).items() if k != "ARROW:schema"}
 
 
 def write_table(
@@ -100,6 +97,8 @@ def write_table(
         for chunk in _fixed_chunks(batches):
             n_rows += chunk.height
             writer.write_table(chunk.select(columns).to_arrow().cast(arrow_schema))
+        if n_rows == 0:
+            check_table(table.empty(), table, str(path))
     return n_rows
 
 
@@ -129,7 +128,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             aside = path.with_name(f".tmp-{path.name}.{os.getpid()}.old")
             path.rename(aside)
             temporary.rename(path)
-            shutil.rmtree(aside)
+            _remove(aside)
         else:
             temporary.replace(path)
         _flush_entry(path.parent)
@@ -142,20 +141,31 @@ def _open_table(path: Path, table: Table) -> None:
         raise BadInput(
             str(path), f"there is no such file, and it holds the table {table.name}", "Run `dvc repro` to make it"
         )
-    try:
+    with _damage_named(path):
         schema = pl.scan_parquet(path).collect_schema()
-        version = table_metadata(path).get("schema_version", SCHEMA_VERSION)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise _damaged(path, error) from error
+    version = table_metadata(path).get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         remedy = "Run the stage that makes it again, or use the release that wrote it"
         raise BadInput(str(path), f"its schema_version is {version!r}, and this release reads {SCHEMA_VERSION}", remedy)
     check_schema(schema, table, str(path))
 
 
-def _damaged(path: Path, error: Exception) -> BadInput:
-    remedy = "Restore it with `dvc checkout`, or run the stage that makes it again"
-    return BadInput(str(path), f"it can't be read as Parquet ({str(error).splitlines()[0]})", remedy)
+def _verified_batches(path: Path, columns: list[str] | None) -> Iterator[pl.DataFrame]:
+    """The rows at `path` in batches, page checksums verified, which a lazy read of Polars doesn't do."""
+    with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(ROWS_PER_ROW_GROUP, columns=columns):
+            yield pl.DataFrame(batch)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Make whatever reading a damaged file raises a `BadInput`; Polars panics on some damaged schemas."""
+    try:
+        yield
+    except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        remedy = "Restore it with `dvc checkout`, or run the stage that makes it again"
+        raise BadInput(str(path), f"it can't be read as Parquet ({reason})", remedy) from error
 
 
 def _column_order(schema: pl.Schema, table: Table) -> list[str]:
@@ -163,15 +173,15 @@ def _column_order(schema: pl.Schema, table: Table) -> list[str]:
 
 
 def _checked_order(batches: Iterator[pl.DataFrame], path: Path, table: Table) -> Iterator[pl.DataFrame]:
-    last: tuple[Any, ...] | None = None
+    last = table.empty().select(table.key)
     for batch in batches:
         if batch.height == 0:
             continue
         check_table(batch, table, str(path))
-        keys = batch.select(table.key)
-        if not keys.equals(keys.sort(table.key)) or (last is not None and keys.row(0) <= last):
+        keys = pl.concat([last, batch.select(table.key)])
+        if not keys.equals(keys.sort(table.key)) or keys.is_duplicated().any():
             raise ValueError(f"{path}: rows of {table.name} do not come in the order of {table.key}")
-        last = keys.row(-1)
+        last = keys.tail(1)
         yield batch
 
 
@@ -216,11 +226,13 @@ def _remove_leftovers(path: Path) -> None:
     """Remove the temporary siblings of `path` that dead processes left."""
     for leftover in path.parent.glob(f".tmp-{path.name}.*"):
         owner = leftover.name.removeprefix(f".tmp-{path.name}.").split(".")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
+        if owner.isdigit() and not _is_another_alive(int(owner)):
             _remove(leftover)
 
 
-def _is_alive(process_id: int) -> bool:
+def _is_another_alive(process_id: int) -> bool:
+    if process_id == os.getpid():  # in a container the next process gets the number of the one that died
+        return False
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:

@@ -7,7 +7,6 @@ its kind (`ok`, `bad_input`, `usage`, `bug`, `transient`) and its message.
 from __future__ import annotations
 
 import hashlib
-import os
 import resource
 import sys
 import time
@@ -25,10 +24,6 @@ from pipeline.errors import BadInput, RollbookError
 from pipeline.params import PARAMS_FILE, Params, load_params
 from pipeline.table_io import write_json
 from stages import paths
-
-# A spinning OpenMP thread keeps a core from the process that it waits for: on a busy machine torch then runs ten
-# times slower. Sleeping threads cost nothing measurable when it is idle. To be set before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 BUG_EXIT_CODE = 70
 USAGE_EXIT_CODE = 2
@@ -49,6 +44,7 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
     traceback. An edit of the stage's code or params while it ran is an error: DVC hashes dependencies after the
     command, and would record the new code for what the old code made.
     """
+    (paths.EXIT_RECORDS / f"{name}.json").unlink(missing_ok=True)  # a killed stage leaves none, not the last one's
     try:
         if len(sys.argv) > 1:
             _leave(name, USAGE_EXIT_CODE, "usage", f"stages.{name} takes no arguments, but got {sys.argv[1:]}")
@@ -102,8 +98,9 @@ def _stage_entry(name: str) -> dict[str, Any]:
 
 
 def _check_unedited(name: str, code_at_start: dict[str, str], params: Params) -> None:
-    for file, digest in _code_hashes(name).items():
-        if code_at_start.get(file) != digest:
+    code_now = _code_hashes(name)
+    for file in sorted(code_at_start.keys() | code_now.keys()):
+        if code_at_start.get(file) != code_now.get(file):
             raise BadInput(file, "it was edited while the stage ran", "Run `dvc repro` again to use the edited code")
     sections = {str(key).split(".")[0] for key in _stage_entry(name).get("params", [])}
     now = load_params()

@@ -109,7 +109,7 @@ def test_outcome_and_reason(group: list[Row], outcome: str, is_kept: bool, reaso
 def test_counts_and_statistics() -> None:
     group: list[Row] = [(1, True), (0, False), (None, None), (0.5, False)]
     found = summarize({"p": group}, truncated=("0000/p/1", "0000/p/2")).row(0, named=True)
-    assert found["group_id"], found["prompt_id"] == ("0000/p", "p")
+    assert (found["group_id"], found["prompt_id"]) == ("0000/p", "p")
     assert [found[f"n_{what}"] for what in ("correct", "unscorable", "truncated")] == [1, 1, 2]
     assert found["group_size"] == 4
     assert found["reward_mean"] == 0.5

@@ -32,14 +32,21 @@ def compare(reference: str, answer: str) -> tuple[float | None, str | None]:
         return 1.0, None
     if _is_set(reference) != _is_set(answer) and None not in (_is_set(reference), _is_set(answer)):
         return 0.0, None
-    is_equal = verify(_parse(reference), _parse(answer), numeric_precision=_DIGITS, timeout_seconds=None)
-    return float(is_equal), None
+    return float(_are_equal(_parse(reference), _parse(answer))), None
 
 
 @lru_cache(maxsize=4096)
 def check_reference(reference: str) -> str | None:
-    """Why no answer can be compared with `reference`, or None."""
-    return None if _parse(plain_latex(reference)) else f"answer: {reference!r} can't be read as mathematics"
+    """Why no answer can be compared with `reference`, or None. One that never ends in a comparison hangs here."""
+    parsed = _parse(plain_latex(reference))
+    if not parsed:
+        return f"answer: {reference!r} can't be read as mathematics"
+    _are_equal(parsed, _parse("1.5"))
+    return None
+
+
+def _are_equal(reference: list[Any], answer: list[Any]) -> bool:
+    return bool(verify(reference, answer, numeric_precision=_DIGITS, timeout_seconds=None))
 
 
 @lru_cache(maxsize=4096)

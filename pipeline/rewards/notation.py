@@ -38,11 +38,11 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
-        (r"\\!|\\\$|\$|\\[()]|(?<!\\)\\[\[\]]|\*\*(?!.)|^\*\*", ""),
+        (r"(?<!\\)\\[!$]|\$|(?<!\\)\\[()\[\]]|\*\*(?!.)|^\*\*", ""),
         (r"\{,\}", ","),
-        (r"\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
+        (r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\%", "%"),
+        (r"(?<!\\)\\%", "%"),
         (r"(?<![\\a-zA-Z])(pi|sqrt)(?![a-zA-Z])", r"\\\1 "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),

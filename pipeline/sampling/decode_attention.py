@@ -48,7 +48,7 @@ class PreallocatedLayer(DynamicLayer):
         """Positions filled so far."""
         return self.length
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def reorder_cache(self, indices: torch.Tensor) -> None:
         """Make the rows those at `indices`; rows that stay where they are, are not copied."""
         n_rows = len(indices)
         if n_rows <= self.buffers[0].shape[0]:

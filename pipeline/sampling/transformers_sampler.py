@@ -70,7 +70,7 @@ class TransformersSampler:
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(ids, mask, positions, cache)
         expand = torch.tensor([prompts.index(row.request) for row in rows], device=device)
-        cache.batch_select_indices(expand)
+        cache.reorder_cache(expand)  # the one selection of rows that every kind of cache layer has
         logits, mask, position = logits[expand], mask[expand], positions[expand, -1:]
         while rows:
             uniforms = torch.tensor([row.stream.random() for row in rows], dtype=torch.float64, device=device)
@@ -80,7 +80,7 @@ class TransformersSampler:
             on_progress(len(finished), len(tokens))
             if finished and rows:
                 order = torch.tensor(keep, device=device)
-                cache.batch_select_indices(order)
+                cache.reorder_cache(order)
                 tokens, mask, position = tokens[order], mask[order], position[order]
             if rows:
                 mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
@@ -96,6 +96,11 @@ class TransformersSampler:
             use_cache=True,
             logits_to_keep=1,
         )
+        if output.get("past_key_values") is not cache:
+            # A model that keeps its state elsewhere takes our cache without a word and starts anew at every token.
+            remedy = "Use a base model whose forward takes `past_key_values`"
+            problem = f"a model of type {self.model.config.model_type} takes no key-value cache"
+            raise BadInput("data/policy", problem, remedy)
         logits: torch.Tensor = output.logits[:, -1]
         if not bool(logits.isfinite().all()):
             remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
