@@ -93,13 +93,16 @@ def save_model(model: Model, policy: Path, tokenizer_from: Path | None = None) -
     `tokenizer_from` is the folder whose tokenizer files a whole model gets, so that it can be used on its own.
     """
     with atomic_path(policy) as folder:
-        state = {name: weight.detach().to(torch.bfloat16).cpu() for name, weight in model.state_dict().items()}
+        state = _bfloat16_state(model)
         if hasattr(model, "peft_config"):
             from peft import get_peft_model_state_dict
 
-            adapter = get_peft_model_state_dict(model, state_dict=state)
-            model.save_pretrained(folder, state_dict=state, selected_adapters=["default"])
+            adapter = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
             assert adapter, "an adapter without weights"
+            # Embeddings are never trained whole; left to itself, PEFT asks the hub whether they were resized.
+            model.save_pretrained(
+                folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False
+            )
             _tidy_adapter(folder)
         else:
             model.save_pretrained(folder, state_dict=state)
@@ -146,6 +149,18 @@ def _load_whole(folder: Path, dtype: torch.dtype) -> Model:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
     )
+
+
+def _bfloat16_state(model: Model) -> dict[str, torch.Tensor]:
+    """The weights in bfloat16 on the CPU; tied ones stay one tensor, which transformers then writes once."""
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, weight in model.state_dict().items():
+        place = weight.data_ptr(), weight.shape
+        if place not in copies:
+            copies[place] = weight.detach().to(torch.bfloat16).cpu()
+        state[name] = copies[place]
+    return state
 
 
 def _make_head_input_contiguous(model: Model) -> None:

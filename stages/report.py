@@ -30,7 +30,8 @@ def write_report(params: Params) -> Result:
     """Write the report, the history and the health of this iteration."""
     metrics = read_metrics(paths.METRICS, STAGES_BEFORE_REPORT)
     older = None if params.parent is None else file_at_commit(params.parent, paths.HISTORY).decode("utf-8")
-    history_csv = append_history(older, history_row(params.iteration, metrics))
+    row = history_row(params.iteration, metrics)
+    history_csv = append_history(older, row)
     history = read_history(history_csv)
     findings = diagnose(params.iteration, metrics, history, params.report.health)
     health = as_json(params.iteration, findings)
@@ -49,7 +50,7 @@ def write_report(params: Params) -> Result:
     write_json(health, paths.HEALTH)
     warned = [finding.rule for finding in findings if finding.level == "warn"]
     verdict = f"warns of {', '.join(warned)}" if warned else "health ok"
-    return Result(f"{paths.REPORT}, {verdict}", {"iteration": params.iteration, "n_warnings": health["n_warnings"]})
+    return Result(f"{paths.REPORT}, {verdict}", {**row, "n_warnings": health["n_warnings"]})
 
 
 def scan_tables() -> Tables:

@@ -24,20 +24,19 @@ _BRACKETED = re.compile(r"(\\\{|[(\[]).*(\\\}|[)\]])")
 
 def compare(reference: str, answer: str) -> tuple[float | None, str | None]:
     """1 where `answer` equals `reference`, else 0; null with the reason where `reference` can't be read."""
-    error = check_reference(reference)
-    if error:
-        return None, error
-    reference, answer = plain_latex(reference), plain_latex(answer)
-    if reference == answer:
-        return 1.0, None
-    if _is_set(reference) != _is_set(answer) and None not in (_is_set(reference), _is_set(answer)):
+    plain = plain_latex(reference), plain_latex(answer)
+    parsed = _parse(plain[0])
+    if not parsed or plain[0] == plain[1]:
+        error = check_reference(reference)
+        return (None, error) if error else (1.0, None)
+    if {_is_set(plain[0]), _is_set(plain[1])} == {True, False}:
         return 0.0, None
-    return float(_are_equal(_parse(reference), _parse(answer))), None
+    return float(_are_equal(parsed, _parse(plain[1]))), None
 
 
 @lru_cache(maxsize=4096)
 def check_reference(reference: str) -> str | None:
-    """Why no answer can be compared with `reference`, or None. One that never ends in a comparison hangs here."""
+    """Why no answer can be compared with `reference`, or None. One that never ends in a comparison hangs here too."""
     parsed = _parse(plain_latex(reference))
     if not parsed:
         return f"answer: {reference!r} can't be read as mathematics"

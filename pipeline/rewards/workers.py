@@ -64,20 +64,18 @@ class Workers:
         """The outcome of each call, in the order of `calls`; `on_done` gets the index of each as it ends."""
         outcomes: list[Outcome] = [Outcome()] * len(calls)
         waiting = deque(range(len(calls)))
-        ended: SimpleQueue[tuple[list[int], Path, Future[None]]] = SimpleQueue()
-        n_running = n_chunks = 0
-        while waiting or n_running:
-            while waiting and n_running < 2 * self.n_workers:
+        running: dict[Future[None], list[int]] = {}
+        ended: SimpleQueue[Future[None]] = SimpleQueue()
+        while waiting or running:
+            while waiting and len(running) < 2 * self.n_workers:
                 size = min(_MAX_CHUNK, 1 + len(waiting) // (4 * self.n_workers))
                 chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-                log = self.folder / str(n_chunks)
-                self._start([calls[index] for index in chunk], log).add_done_callback(
-                    lambda future, chunk=chunk, log=log: ended.put((chunk, log, future))  # type: ignore[misc]
-                )
-                n_running, n_chunks = n_running + 1, n_chunks + 1
-            chunk, log, future = ended.get()
-            n_running -= 1
-            results = _results([calls[index] for index in chunk], log, future)
+                future = self._start([calls[index] for index in chunk], self._log(chunk))
+                running[future] = chunk
+                future.add_done_callback(ended.put)
+            future = ended.get()
+            chunk = running.pop(future)
+            results = _results([calls[index] for index in chunk], self._log(chunk), future)
             for index, outcome in zip(chunk, results, strict=False):
                 outcomes[index] = outcome
                 on_done(index)
@@ -87,7 +85,10 @@ class Workers:
     def _start(self, chunk: list[Call], log: Path) -> Future[None]:
         # Each call has an alarm of its own. This limit is for code that turns the alarm off.
         limit = _CHUNK_SECONDS + max(call.time_limit_seconds for call in chunk) + 1
-        return self.pool.schedule(_run_chunk, (chunk, str(log)), timeout=limit)
+        return self.pool.schedule(_run_chunk, (chunk, log), timeout=limit)
+
+    def _log(self, chunk: list[int]) -> Path:
+        return self.folder / str(chunk[0])
 
 
 @contextmanager
@@ -127,10 +128,10 @@ def _death(error: TimeoutError | ProcessExpired, call: Call) -> Outcome:
     return Outcome(failure="timeout", reason=f"timeout: it took more than {call.time_limit_seconds:g} s")
 
 
-def _run_chunk(calls: Sequence[Call], log: str) -> None:
+def _run_chunk(calls: Sequence[Call], log: Path) -> None:
     """Runs in a worker: as many of `calls` as fit in `_CHUNK_SECONDS`, one line of `log` for each."""
     started = time.monotonic()
-    with open(log, "ab", buffering=0) as lines:  # noqa: PTH123 - unbuffered, so that a killed worker leaves its lines
+    with log.open("ab", buffering=0) as lines:  # unbuffered, so that a worker that is killed leaves its lines
         for call in calls:
             lines.write(_run_call(call).encode("ascii") + b"\n")
             if time.monotonic() - started > _CHUNK_SECONDS:
@@ -172,7 +173,8 @@ def _start_worker(modules: Sequence[str], warm_up: Sequence[Call]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = WORKER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, WORKER_MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    with suppress(ValueError, OSError):  # macOS doesn't limit address space
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     # A fork server that was started for others hasn't imported these. What fails here fails again in a call.
     for module in modules:
         with suppress(Exception):

@@ -39,6 +39,8 @@ class PreallocatedLayer(DynamicLayer):
                 for states in (key_states, value_states)
             ]
         end = self.length + key_states.shape[2]
+        if end > self.capacity:  # a slice beyond the buffer is empty, and takes a position without a word
+            raise IndexError(f"{end} positions in a cache for {self.capacity}")
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, self.length : end] = states
         self.length = end

@@ -131,10 +131,10 @@ class TransformersSampler:
 
     def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        longest = max(requests, key=lambda request: len(request.prompt_token_ids))
-        needed = len(longest.prompt_token_ids) + self.params.max_completion_tokens
+        longest = max((len(request.prompt_token_ids) for request in requests), default=0)
+        needed = longest + self.params.max_completion_tokens
         if limit is not None and needed > limit:
-            problem = f"a prompt of {len(longest.prompt_token_ids)} tokens and {self.params.max_completion_tokens} new "
+            problem = f"a prompt of {longest} tokens and {self.params.max_completion_tokens} new "
             problem += f"ones make {needed}, and the model has {limit} positions"
             raise BadInput("params.yaml: sampling.max_completion_tokens", problem, "Lower it, or drop long prompts")
 

@@ -9,6 +9,7 @@ k3. Deviations from the paper:
    toward the reference.
 3. The KL is weighted with the detached ratio, which makes it right off-policy, and changes nothing on-policy.
 4. N and T count the whole optimizer step, so that cutting it into micro-batches changes nothing.
+5. The log-ratio is held within 20 of 0, where exp would overflow; beyond, the policy term has no gradient.
 """
 
 from __future__ import annotations
@@ -141,5 +142,5 @@ def grpo_loss(
             clip_low_sum=is_low.sum(),
             clip_high_sum=is_high.sum(),
             sampling_kl_sum=kl_estimate(sampling, old, "k3").sum(),
-            ratio_max=ratio.max(),
+            ratio_max=torch.where(mask, ratio, 0.0).max(),
         )

@@ -36,13 +36,15 @@ class PackedRow:
 def can_pack(model: Model) -> bool:
     """Whether a block mask says all there is to say of who sees whom in `model`.
 
-    It does with plain attention in every layer; sliding windows, recurrent layers, and attention kernels that take
-    no mask need rows of their own.
+    It does with plain attention in every layer; sliding windows, recurrent layers, and positions derived from the
+    mask (alibi) need rows of their own. Of the attention kernels sdpa alone is told by a Boolean mask who sees whom:
+    eager attention would add it to the scores as 0 and 1, without an error.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     has_window = getattr(config, "sliding_window", None) is not None and "layer_types" not in config.to_dict()
-    return config._attn_implementation in ("sdpa", "eager") and kinds == {"full_attention"} and not has_window
+    is_plain = kinds == {"full_attention"} and not has_window and not getattr(config, "alibi", False)
+    return config._attn_implementation == "sdpa" and is_plain
 
 
 def cut_packed_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import BadInput
@@ -49,8 +50,15 @@ def load_state(folder: Path) -> TrainerState:
         raise BadInput(str(file), "there is no such file", "Run `dvc repro start`") from None
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(str(file), f"it holds no step and method ({error})", "Run `dvc repro start`") from error
-    weights = folder / "state.safetensors"
-    return TrainerState(step, method, load_file(weights) if weights.is_file() else {})
+    return TrainerState(step, method, _load_tensors(folder / "state.safetensors") if step else {})
+
+
+def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        remedy = "Restore it with `dvc checkout`, or run `dvc repro start`"
+        raise BadInput(str(file), f"it can't be read ({error})", remedy) from error
 
 
 def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) -> torch.optim.AdamW:

@@ -104,6 +104,10 @@ class Trainer:
 
     def _clip_gradients(self, number: int) -> float:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            if parameter.grad is None:
+                # No token reached it (an expert, say). Adam would skip it, and its count of steps would fall behind.
+                parameter.grad = torch.zeros_like(parameter)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.params.max_grad_norm))
         if not norm < float("inf"):
             problem = f"the gradient of step {number} is not finite ({norm}); the policy stays as it was"

@@ -149,13 +149,13 @@ TOWER = "2003^{2002^{2001}}"
 def test_what_hangs_is_killed_in_time_and_the_next_is_scored() -> None:
     started = time.monotonic()
     texts = [r"\boxed{\sqrt{4}}", rf"\boxed{{{TOWER}}}", r"\boxed{\sqrt{9}}", rf"\boxed{{{TOWER}}}", r"\boxed{3}"]
-    rows = score(texts, ["2", "7", "3", TOWER, TOWER], math={"time_limit_seconds": 0.5})
-    assert time.monotonic() - started < 15
+    rows = score(texts, ["2", "7", "3", TOWER, TOWER], math={"time_limit_seconds": 1.0})
+    assert time.monotonic() - started < 30
     assert [row["is_correct"] for row in rows] == [True, False, True, None, None]
-    assert rows[1]["score_error"] == "timeout: it took more than 0.5 s"
+    assert rows[1]["score_error"] == "timeout: it took more than 1 s"
     for row in rows[3:]:  # the reference hangs by itself, so no completion can be judged
         assert row["reward"] is None
-        assert row["score_error"] == "the prompt's reference alone fails: timeout: it took more than 0.5 s"
+        assert row["score_error"] == "the prompt's reference alone fails: timeout: it took more than 1 s"
 
 
 def test_references_that_cannot_be_read_are_data_errors() -> None:

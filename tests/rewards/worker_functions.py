@@ -20,7 +20,8 @@ def process_id() -> int:
 
 
 def compute_for_ever() -> int:
-    return int(7 ** (8**9))
+    power: int = 7 ** (8**9)
+    return power
 
 
 def ignore_everything() -> NoReturn:
@@ -42,7 +43,7 @@ def leave() -> NoReturn:
     sys.exit("enough")
 
 
-class Awkward(Exception):
+class AwkwardError(Exception):
     """It can be neither pickled nor shown."""
 
     def __init__(self, one: object, two: object) -> None:
@@ -53,7 +54,7 @@ class Awkward(Exception):
 
 
 def raise_awkward() -> NoReturn:
-    raise Awkward(1, 2)
+    raise AwkwardError(1, 2)
 
 
 def return_awkward() -> object:
