@@ -100,9 +100,7 @@ def save_model(model: Model, policy: Path, tokenizer_from: Path | None = None) -
             adapter = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
             assert adapter, "an adapter without weights"
             # Embeddings are never trained whole; left to itself, PEFT asks the hub whether they were resized.
-            model.save_pretrained(
-                folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False
-            )
+            model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
             _tidy_adapter(folder)
         else:
             model.save_pretrained(folder, state_dict=state)

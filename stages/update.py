@@ -37,7 +37,8 @@ def update(params: Params) -> Result:
     if not rows:
         return _keep_policy()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that this switch would turn on
+    # A debugging aid that the switch turns on with it; it writes over all memory that torch gets.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (untyped there)
     device = resolve_device(training.device)
     state = load_state(paths.TRAINER_STATE)
     _check_method(params)

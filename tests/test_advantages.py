@@ -189,7 +189,9 @@ def test_a_span_of_a_millionth_is_equal_and_a_wider_one_is_not(baseline: Baselin
 
 
 def test_statistics_are_those_of_the_scorable_completions() -> None:
-    table = compute_advantages(reward_table([[1.0, None, 0.0], [0.5], [None, None]]).lazy(), NormalizeParams()).collect()
+    table = compute_advantages(
+        reward_table([[1.0, None, 0.0], [0.5], [None, None]]).lazy(), NormalizeParams()
+    ).collect()
     assert table["reward_mean"].to_list() == [0.5, 0.5, 0.5, 0.5, None, None]
     # 1 and 0: deviations of 1/2, std sqrt((1/4 + 1/4) / 1) = 0.707107. One completion has none.
     assert_close(table["reward_std"].to_list(), [0.70710678] * 3 + [None] * 3, 1e-8)

@@ -16,7 +16,7 @@ from transformers.masking_utils import sdpa_mask
 DECODE_ATTENTION = "rollbook_decode"
 
 
-class PreallocatedLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
     """Keys and values [rows, heads, length, head size] in buffers that hold `capacity` positions from the start.
 
     The cache of transformers grows by concatenation, which copies all of it for every token.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ class _Row:
     stream: np.random.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+
+_Finished = tuple[_Row, Literal["stop", "length"]]
 
 
 class TransformersSampler:
@@ -62,7 +66,9 @@ class TransformersSampler:
         return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
 
     @torch.inference_mode()
-    def _sample_batch(self, requests: Sequence[SampleRequest], rows: list[_Row], on_progress: OnProgress) -> Iterator:
+    def _sample_batch(
+        self, requests: Sequence[SampleRequest], rows: list[_Row], on_progress: OnProgress
+    ) -> Iterator[_Finished]:
         device = self.model.device
         prompts = list(dict.fromkeys(row.request for row in rows))
         ids, mask = _left_pad([requests[i].prompt_token_ids for i in prompts], device)
@@ -102,18 +108,20 @@ class TransformersSampler:
             problem = f"a model of type {self.model.config.model_type} takes no key-value cache"
             raise BadInput("data/policy", problem, remedy)
         logits: torch.Tensor = output.logits[:, -1]
-        if not bool(logits.isfinite().all()):
+        if not bool(logits.amax(dim=-1).isfinite().all()):  # -inf at some tokens is a model's right
             remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
             raise BadInput("data/policy", "the policy gives logits that are not finite", remedy)
         return logits
 
-    def _settle(self, rows: list[_Row], tokens: list[int], logprobs: list[float]) -> tuple[list, list, list]:
+    def _settle(
+        self, rows: list[_Row], tokens: list[int], logprobs: list[float]
+    ) -> tuple[list[_Row], list[int], list[_Finished]]:
         """Record the drawn tokens; part the rows into those that go on and those that are finished.
 
         The rows that go on fill the first places, the last ones moving into the gaps, so that few rows of the
         cache are copied; `keep` says which old row each place now holds.
         """
-        finished = []
+        finished: list[_Finished] = []
         going: list[int] = []
         for place, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
             row.token_ids.append(token)

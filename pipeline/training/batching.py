@@ -98,12 +98,13 @@ def cut_padded_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tok
     batches: list[list[int]] = []
     widest = (0, 0)
     for index in sorted(indices, key=lambda index: (*lengths(index), rows[index].completion_id), reverse=True):
-        wider = tuple(map(max, widest, lengths(index)))
+        own = lengths(index)
+        wider = (max(widest[0], own[0]), max(widest[1], own[1]))
         if batches and sum(wider) * (len(batches[-1]) + 1) <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
-            wider = lengths(index)
+            wider = own
         widest = wider
     return batches
 

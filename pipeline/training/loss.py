@@ -82,8 +82,9 @@ def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str)
     if estimator == "k2":
         return difference.square() / 2
     near = difference.clamp(max=MAX_LOG_RATIO)
-    slope = math.expm1(MAX_LOG_RATIO)
-    return torch.expm1(near) - near + slope * (difference - near)
+    # relu, and not difference - near, whose gradients, 1 and -1 times the slope, would swallow that of expm1.
+    beyond = torch.relu(difference - MAX_LOG_RATIO)
+    return torch.expm1(near) - near + math.expm1(MAX_LOG_RATIO) * beyond
 
 
 def aggregate(per_token: torch.Tensor, mask: torch.Tensor, loss: str, size: StepSize) -> torch.Tensor:

@@ -118,5 +118,8 @@ def packed_statistics(model: Model, packed: PackedRow, temperature: float) -> To
         )
     flat = token_statistics(output.logits[0], packed.targets, temperature)
     return TokenStatistics(
-        *(torch.nn.utils.rnn.pad_sequence(values.split(packed.lengths), batch_first=True) for values in flat)
+        *(
+            torch.nn.utils.rnn.pad_sequence(list(torch.split(values, packed.lengths)), batch_first=True)
+            for values in flat
+        )
     )

@@ -55,7 +55,8 @@ def load_state(folder: Path) -> TrainerState:
 
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
-        return load_file(file)
+        tensors: dict[str, torch.Tensor] = load_file(file)
+        return tensors
     except (OSError, SafetensorError) as error:
         remedy = "Restore it with `dvc checkout`, or run `dvc repro start`"
         raise BadInput(str(file), f"it can't be read ({error})", remedy) from error

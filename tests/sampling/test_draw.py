@@ -129,14 +129,16 @@ def test_a_low_temperature_takes_the_largest_logit() -> None:
 
 
 def test_rounding_at_the_border_of_a_chunk_draws_no_token_of_probability_zero() -> None:
-    n_chunks = 40
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(n_chunks, CHUNK, generator=generator) * 3
-    logits[:, [0, -1]] = -math.inf
-    logits = logits.view(1, -1)
-    borders = torch.softmax(logits, dim=-1).view(n_chunks, CHUNK).sum(dim=-1, dtype=torch.float64).cumsum(dim=0)
-    near = (borders / borders[-1]).unsqueeze(1) + torch.arange(-8, 9) * 2.0**-53
-    uniforms = near[near < 1]
-    tokens, logprobs = draw_tokens(logits.expand(len(uniforms), -1), 1.0, uniforms)
-    assert bool(logprobs.isfinite().all())
-    assert not set((tokens % CHUNK).tolist()) & {0, CHUNK - 1}
+    # Sums over a chunk differ in the last bit with the order of their terms, so that just below the border of the
+    # first chunk the target may reach or pass the sum within it: 9 neighbouring uniform numbers for each of 1,000 rows.
+    logits = torch.randn(1000, 3, CHUNK, generator=torch.Generator().manual_seed(4)) * 10
+    logits[:, :, [0, -1]] = -math.inf
+    logits = logits.view(1000, -1)
+    probabilities = (logits - logits.logsumexp(dim=-1, keepdim=True)).exp().view(1000, 3, CHUNK)
+    cdf = probabilities.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    border = (cdf[:, 0] / cdf[:, -1]).numpy()
+    uniforms = torch.tensor(np.stack([border + step * np.spacing(border) for step in range(-4, 5)]))
+    for row in uniforms:
+        tokens, logprobs = draw_tokens(logits, 1.0, row)
+        assert bool(logprobs.isfinite().all())
+        assert not set((tokens % CHUNK).tolist()) & {0, CHUNK - 1}

@@ -307,9 +307,7 @@ def slow_sums(sample: Sample, params: TrainingParams) -> dict[str, float]:
 
 
 CHOICES = [
-    params_of(
-        loss, kl_estimator=estimator, sampling_ratio_cap=cap, kl_coefficient=0.3, clip_low=0.2, clip_high=0.28
-    )
+    params_of(loss, kl_estimator=estimator, sampling_ratio_cap=cap, kl_coefficient=0.3, clip_low=0.2, clip_high=0.28)
     for loss, estimator, cap in itertools.product(AGGREGATIONS, ("k2", "k3"), (None, 1.3))
 ]
 
@@ -345,6 +343,20 @@ def test_gradient_is_that_of_the_slow_loop(params: TrainingParams) -> None:
                     ends.append(slow_loss(there, params, sample.size, frozen=sample))
                 slope = (ends[1] - ends[0]) / (2 * step)
                 assert current.grad[i, j].item() == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("params", CHOICES, ids=lambda p: f"{p.loss}-{p.kl_estimator}-{p.sampling_ratio_cap}")
+def test_float32_has_the_gradient_of_float64(params: TrainingParams) -> None:
+    """What cancels in exact arithmetic may swallow the rest in float32."""
+    for seed in range(10):
+        sample = draw_sample(seed, far=0.1)
+        current = double(sample.current).requires_grad_()
+        (exact,) = torch.autograd.grad(sample.run(params, sample.size, current=current).loss, current)
+        names = ("current", "old", "sampling", "reference")
+        single = {name: double(getattr(sample, name)).float() for name in names}
+        single["current"].requires_grad_()
+        (found,) = torch.autograd.grad(sample.run(params, sample.size, **single).loss, single["current"])
+        assert torch.allclose(found.double(), exact, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", AGGREGATIONS)

@@ -71,7 +71,9 @@ def policy_gradient(model: Model, rows: list[TrainingRow], loss: str) -> dict[st
 def test_the_first_step_is_the_exact_policy_gradient(loss: str, policy: Path, base: Path) -> None:
     rows = random_rows()
     expected = policy_gradient(load_trainable(policy, base), rows, loss)
-    update = prepare(load_trainable(policy, base), rows, training_params(loss=loss, **FREE))
+    update = prepare(
+        load_trainable(policy, base), rows, training_params(loss=loss, max_tokens_per_microbatch=30, **FREE)
+    )
     train_steps, _ = update.run()
     assert len(update.steps[0].micro_batches) > 1
     assert distance(update.gradients, expected) < 1e-4
@@ -200,7 +202,7 @@ def test_token_logprobs_say_which_steps_used_a_completion(base: Path) -> None:
     steps = dict(token_logprobs.select("completion_id", "steps").iter_rows())
     assert steps.keys() == {row.completion_id for row in rows}
     for number, step in enumerate(update.steps):
-        used = {rows[index] .completion_id for index in step.rows}
+        used = {rows[index].completion_id for index in step.rows}
         assert used == {name for name, numbers in steps.items() if number in numbers}
     assert {len(numbers) for numbers in steps.values()} == {2}
     assert token_logprobs["ref_logprobs"].null_count() == len(rows)
@@ -338,7 +340,9 @@ def test_two_iterations_are_the_same_with_a_save_between(
     through = through.then(second)
     expected = through.run()
 
-    resumed = prepare(load_trainable(tmp_path / "policy", base, dtype), second, params, state=load_state(tmp_path / "state"))
+    resumed = prepare(
+        load_trainable(tmp_path / "policy", base, dtype), second, params, state=load_state(tmp_path / "state")
+    )
     found = resumed.run()
     assert all(ours.equals(theirs) for ours, theirs in zip(found, expected, strict=True))
     assert_same_state(resumed, through, method)
