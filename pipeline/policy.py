@@ -24,6 +24,17 @@ ADAPTER_CONFIG = "adapter_config.json"
 BASE_IN_ADAPTERS = "data/base"
 """What adapters name as their base: it resolves from the root of the repository."""
 
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "chat_template*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+"""Patterns of the files in a Hugging Face folder that are its tokenizer's; `*.model` is a SentencePiece vocabulary."""
+
 Model = Any
 """A transformers or PEFT causal language model; neither library types its forward call."""
 
@@ -184,6 +195,6 @@ def _tidy_adapter(folder: Path) -> None:
 
 
 def _copy_tokenizer(source: Path | None, folder: Path) -> None:
-    for pattern in ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.*", "merges.txt"):
+    for pattern in TOKENIZER_FILES:
         for file in sorted(source.glob(pattern)) if source else []:
             shutil.copyfile(file, folder / file.name)

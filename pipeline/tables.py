@@ -221,6 +221,7 @@ TOKEN_LOGPROBS = Table(
         _c("old_logprobs", LogProbs, "nats, the trainer's own, before its first step of the iteration"),
         _c("ref_logprobs", LogProbs, "nats, the reference's; null where no reference is loaded", True),
     ),
+    same_length=("old_logprobs", "ref_logprobs"),
 )
 TRAIN_STEPS = Table(
     "train_steps",

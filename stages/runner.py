@@ -17,13 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 from ruamel.yaml import YAML
 
 from pipeline.errors import BadInput, RollbookError
 from pipeline.params import PARAMS_FILE, Params, load_params
 from pipeline.table_io import write_json
-from stages import paths
+from stages import STARTED, paths
 
 BUG_EXIT_CODE = 70
 USAGE_EXIT_CODE = 2
@@ -52,8 +51,7 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
         code_at_start = _code_hashes(name)
         result = work(params)
         _check_unedited(name, code_at_start, params)
-        # From the start of the process, so that imports, which a person waits for too, count.
-        seconds = time.time() - psutil.Process().create_time()
+        seconds = time.monotonic() - STARTED
         usage = {"seconds": round(seconds, 2), "peak_memory_mb": _peak_memory_mb()}
         write_json({**result.metrics, **usage}, paths.METRICS / f"{name}.json")
     except RollbookError as error:

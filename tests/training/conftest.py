@@ -12,7 +12,7 @@ import torch
 from pipeline.params import LoraParams
 from pipeline.policy import create_adapter, load_model, save_model
 from tests.tiny_model import build_tiny_model
-from tests.training_sample import CPU
+from tests.tiny_updates import CPU
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -74,6 +74,6 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Both ways to lay out a micro-batch: packed, as models like the tiny one allow, and padded, as others need."""
     layout = str(request.param)
     if layout == "padded":
-        for module in ("pipeline.training.trainer", "tests.training_sample"):
+        for module in ("pipeline.training.trainer", "tests.tiny_updates"):
             monkeypatch.setattr(f"{module}.can_pack", lambda _: False)
     return layout

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline.tables import TRAINING_SET, check_schema, check_table
 from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps, read_rows
 from pipeline.training.packing import cut_packed_rows
-from tests.training_sample import CPU, random_rows
+from tests.tiny_updates import CPU, random_rows
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "golden" / "loss.json").read_text())}
 

@@ -16,7 +16,7 @@ from pipeline.policy import Model
 from pipeline.training.batching import Batch, TrainingRow, collate
 from pipeline.training.logprobs import TokenStatistics, completion_statistics, token_statistics
 from pipeline.training.packing import can_pack, pack_rows, packed_statistics
-from tests.training_sample import CPU, TEMPERATURE, VOCABULARY, load_trainable, random_rows
+from tests.tiny_updates import CPU, TEMPERATURE, VOCABULARY, load_trainable, random_rows
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "golden" / "loss.json").read_text())}
 TOLERANCE = 2e-5
@@ -31,8 +31,9 @@ def model(policy: Path, base: Path) -> Model:
 def plain_logprobs(model: Model, row: TrainingRow) -> torch.Tensor:
     """[C] in float64: the whole sequence alone, without mask, padding or positions."""
     ids = torch.tensor([row.prompt_token_ids + row.completion_token_ids])
-    logits = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1].double() / TEMPERATURE
-    return logits.log_softmax(dim=-1).gather(1, torch.tensor(row.completion_token_ids).unsqueeze(1)).squeeze(1)
+    logits: torch.Tensor = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
+    places = torch.arange(len(row.completion_token_ids))
+    return (logits.double() / TEMPERATURE).log_softmax(dim=-1)[places, row.completion_token_ids]
 
 
 def padded(model: Model, rows: list[TrainingRow]) -> TokenStatistics:
@@ -180,8 +181,8 @@ def test_wider_padding_changes_nothing(model: Model) -> None:
         sampling_logprobs=widen(batch.sampling_logprobs, 0, 3),
         advantages=batch.advantages,
     )
-    found = [completion_statistics(model, b, TEMPERATURE).logprobs[b.completion_mask] for b in (batch, wide)]
-    assert torch.allclose(*found, atol=TOLERANCE)
+    ours, theirs = (completion_statistics(model, b, TEMPERATURE).logprobs[b.completion_mask] for b in (wide, batch))
+    assert torch.allclose(ours, theirs, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("statistics", LAYOUTS)

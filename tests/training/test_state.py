@@ -22,7 +22,7 @@ from pipeline.training.state import (
     save_state,
     trainable_parameters,
 )
-from tests.training_sample import load_trainable, prepare, random_rows, training_params, weights_of
+from tests.tiny_updates import load_trainable, prepare, random_rows, training_params, weights_of
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_the_state_of_another_rank_is_refused(state: TrainerState, base: Path, t
 
 def test_the_state_of_other_modules_is_refused(state: TrainerState, base: Path, tmp_path: Path) -> None:
     create_adapter(base, LoraParams(rank=4, target_modules=["q_proj"]), 0, tmp_path / "policy")
-    with pytest.raises(BadInput, match="absent in the policy.*begin a new run"):
+    with pytest.raises(BadInput, match=r"absent in the policy.*begin a new run"):
         make_optimizer(load_trainable(tmp_path / "policy", base), state, training_params())
 
 

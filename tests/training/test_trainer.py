@@ -1,26 +1,24 @@
-"""The update loop on a tiny model: exact gradients, what must change nothing, several steps, several iterations."""
+"""The update loop on a tiny model: ratios, the fixed old policy, the reference, learning, several iterations."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from pipeline.errors import BadInput
-from pipeline.policy import Model, load_model, save_model
+from pipeline.policy import load_model, save_model
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, check_schema, check_table
-from pipeline.training.batching import TrainingRow
-from pipeline.training.state import load_state, read_optimizer, save_state, trainable_parameters
+from pipeline.training.state import load_state, read_optimizer, save_state
 from pipeline.training.trainer import warm_up
-from tests.training_sample import (
+from tests.tiny_updates import (
     CPU,
-    MAX_COMPLETION_TOKENS,
-    TEMPERATURE,
+    FREE,
     Update,
+    distance,
     load_trainable,
     plan,
     prepare,
@@ -31,122 +29,13 @@ from tests.training_sample import (
     with_own_sampling,
 )
 
-FREE = {"kl_coefficient": 0.0, "sampling_ratio_cap": None, "max_grad_norm": 1e9}
-"""Settings under which the loss is the policy term alone, and the gradient is left as it is."""
-
-
-def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference, in units of the norm."""
-    assert ours.keys() == theirs.keys()
-    off = math.fsum((ours[name] - theirs[name]).double().square().sum().item() for name in theirs)
-    return math.sqrt(off / math.fsum(value.double().square().sum().item() for value in theirs.values()))
-
 
 def method_of(policy: Path, base: Path) -> tuple[str, torch.dtype]:
     """The training method, and the precision of the weights that the stage loads for it."""
     return ("full", torch.float32) if policy == base else ("lora", torch.bfloat16)
 
 
-# --- the gradient
-
-
-def policy_gradient(model: Model, rows: list[TrainingRow], loss: str) -> dict[str, torch.Tensor]:
-    """minus the sum of A * grad log p, each completion run alone, divided as `loss` does; from REINFORCE directly."""
-    n_tokens = sum(len(row.completion_token_ids) for row in rows)
-    total = torch.zeros((), dtype=torch.float64)
-    for row in rows:
-        ids = torch.tensor([row.prompt_token_ids + row.completion_token_ids])
-        logits = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1].double() / TEMPERATURE
-        places = torch.arange(len(row.completion_token_ids))
-        logprob = logits.log_softmax(dim=-1)[places, row.completion_token_ids].sum()
-        n_own = len(row.completion_token_ids)
-        divisor = {"grpo": n_own * len(rows), "dapo": n_tokens, "dr_grpo": len(rows) * MAX_COMPLETION_TOKENS}[loss]
-        total = total - row.advantage * logprob / divisor
-    trainable = trainable_parameters(model)
-    return dict(zip(trainable, torch.autograd.grad(total, list(trainable.values())), strict=True))
-
-
-@pytest.mark.usefixtures("in_float32", "layout")
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
-def test_the_first_step_is_the_exact_policy_gradient(loss: str, policy: Path, base: Path) -> None:
-    rows = random_rows()
-    expected = policy_gradient(load_trainable(policy, base), rows, loss)
-    update = prepare(
-        load_trainable(policy, base), rows, training_params(loss=loss, max_tokens_per_microbatch=30, **FREE)
-    )
-    train_steps, _ = update.run()
-    assert len(update.steps[0].micro_batches) > 1
-    assert distance(update.gradients, expected) < 1e-4
-    norm = math.sqrt(math.fsum(value.double().square().sum().item() for value in expected.values()))
-    assert train_steps["grad_norm"].item() == pytest.approx(norm, rel=1e-4)
-
-
-@pytest.mark.usefixtures("in_float32")
-def test_the_kl_adds_its_own_gradient(base: Path, adapter: Path) -> None:
-    """k3 on-policy: KL gradient (1 - p_ref / p) grad log p, in the place of minus the advantage."""
-    rows = [replace(row, advantage=0.0) for row in random_rows(n_groups=1, group_size=1)]
-    model = load_trainable(adapter, base)
-    params = training_params(kl_coefficient=0.7, loss="dapo", max_grad_norm=1e9)
-    steps = plan(model, rows, params)
-    reference = record(model, rows, steps, model.disable_adapter())
-    current = record(model, rows, steps)
-    update = prepare(load_trainable(adapter, base), rows, params, reference=reference)
-    update.run()
-    n = len(rows[0].completion_token_ids)
-    expected: dict[str, torch.Tensor] = {}
-    for place in range(n):
-        # The advantage of this token alone, in a completion cut behind it less one cut before it.
-        weight = -0.7 * (1 - math.exp(reference[0][place] - current[0][place])) / n
-        for length, sign in ((place + 1, 1), (place, -1)):
-            cut = replace(rows[0], completion_token_ids=rows[0].completion_token_ids[:length], advantage=weight * sign)
-            if length:
-                for name, value in policy_gradient(model, [cut], "dapo").items():
-                    expected[name] = expected.get(name, torch.zeros_like(value)) + value * length
-    assert distance(update.gradients, expected) < 1e-3
-
-
-# --- what must change nothing
-
-
-def run_whole(policy: Path, base: Path, rows: list[TrainingRow], **changes: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The first step's metrics and gradients, with a KL and a correction of the sampling engine's probabilities."""
-    reference_model = load_model(base, base, CPU, torch.float32)
-    params = training_params(max_grad_norm=1e9, **changes)
-    reference = record(reference_model, rows, plan(reference_model, rows, params))
-    update = prepare(load_trainable(policy, base), rows, params, reference=reference)
-    train_steps, _ = update.run()
-    return train_steps.row(0, named=True), update.gradients
-
-
-@pytest.mark.usefixtures("in_float32", "layout")
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
-def test_cutting_into_micro_batches_changes_nothing(loss: str, policy: Path, base: Path) -> None:
-    rows = random_rows()
-    whole, whole_gradients = run_whole(policy, base, rows, loss=loss, max_tokens_per_microbatch=10_000)
-    for limit in (1, 20, 50):
-        parts, gradients = run_whole(policy, base, rows, loss=loss, max_tokens_per_microbatch=limit)
-        assert parts == pytest.approx(whole, rel=1e-4, abs=1e-5)
-        assert distance(gradients, whole_gradients) < 1e-4
-
-
-@pytest.mark.usefixtures("in_float32", "layout")
-def test_the_order_of_rows_changes_nothing(policy: Path, base: Path) -> None:
-    rows = random_rows()
-    there, gradients = run_whole(policy, base, rows)
-    turned, turned_gradients = run_whole(policy, base, rows[::-1])
-    assert turned == pytest.approx(there, rel=1e-4, abs=1e-5)
-    assert distance(turned_gradients, gradients) < 1e-4
-
-
-@pytest.mark.usefixtures("in_float32")
-def test_the_layout_changes_nothing(policy: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = random_rows()
-    packed, packed_gradients = run_whole(policy, base, rows)
-    for module in ("pipeline.training.trainer", "tests.training_sample"):
-        monkeypatch.setattr(f"{module}.can_pack", lambda _: False)
-    padded, padded_gradients = run_whole(policy, base, rows)
-    assert padded == pytest.approx(packed, rel=1e-4, abs=1e-5)
-    assert distance(padded_gradients, packed_gradients) < 1e-4
+# --- the same update
 
 
 def test_the_same_update_twice_is_the_same_bits(policy: Path, base: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,10 @@ TEMPERATURE = 0.8
 MAX_COMPLETION_TOKENS = 8
 VOCABULARY = 99
 """That of `build_tiny_model`."""
+
+
+FREE = {"kl_coefficient": 0.0, "sampling_ratio_cap": None, "max_grad_norm": 1e9}
+"""Settings under which the loss is the policy term alone, and the gradient is left as it is."""
 
 
 def training_params(**changes: Any) -> TrainingParams:
@@ -132,3 +137,10 @@ def weights_of(model: Model) -> dict[str, torch.Tensor]:
 def with_own_sampling(rows: Sequence[TrainingRow], logprobs: Logprobs) -> list[TrainingRow]:
     """The rows as though the sampling engine had given exactly `logprobs`."""
     return [replace(row, sampling_logprobs=logprobs[index]) for index, row in enumerate(rows)]
+
+
+def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference of two sets of tensors, in units of the norm of `theirs`."""
+    assert ours.keys() == theirs.keys()
+    off = math.fsum((ours[name] - theirs[name]).double().square().sum().item() for name in theirs)
+    return math.sqrt(off / math.fsum(value.double().square().sum().item() for value in theirs.values()))
