@@ -24,7 +24,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 BASE_IN_ADAPTERS = "data/base"
 """What adapters name as their base: it resolves from the root of the repository."""
 
-TOKENIZER_FILES = (
+FILES_BESIDE_WEIGHTS = (
     "tokenizer*",
     "chat_template*",
     "special_tokens_map.json",
@@ -32,8 +32,9 @@ TOKENIZER_FILES = (
     "vocab.*",
     "merges.txt",
     "*.model",
+    "*.py",
 )
-"""Patterns of the files in a Hugging Face folder that are its tokenizer's; `*.model` is a SentencePiece vocabulary."""
+"""Patterns of the tokenizer's files in a Hugging Face folder (`*.model` is a SentencePiece vocabulary), and of code."""
 
 Model = Any
 """A transformers or PEFT causal language model; neither library types its forward call."""
@@ -51,7 +52,7 @@ def resolve_device(device: str) -> torch.device:
 def load_tokenizer(base: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of the base model, which every policy shares."""
     _check_folder(base, "config.json")
-    return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(base, trust_remote_code=_has_code(base))
 
 
 def is_adapter(policy: Path) -> bool:
@@ -117,7 +118,7 @@ def save_model(model: Model, policy: Path, tokenizer_from: Path | None = None) -
             model.save_pretrained(folder, state_dict=state)
             config = json.loads((folder / "config.json").read_text())
             write_json({**config, "dtype": "bfloat16"}, folder / "config.json")
-            _copy_tokenizer(tokenizer_from, folder)
+            _copy_files_beside_weights(tokenizer_from, folder)
 
 
 def copy_policy(source: Path, target: Path) -> None:
@@ -153,10 +154,15 @@ def _check_folder(folder: Path, file: str) -> None:
         raise BadInput(str(folder), f"it holds no {file}", "Run `dvc repro` to make the folder again")
 
 
+def _has_code(folder: Path) -> bool:
+    """Whether a model brings code of its own: it is in the folder only where `base_model.trust_remote_code` put it."""
+    return any(folder.glob("*.py"))
+
+
 def _load_whole(folder: Path, dtype: torch.dtype) -> Model:
     _check_folder(folder, "config.json")
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=_has_code(folder), local_files_only=True
     )
 
 
@@ -194,7 +200,7 @@ def _tidy_adapter(folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
 
 
-def _copy_tokenizer(source: Path | None, folder: Path) -> None:
-    for pattern in TOKENIZER_FILES:
+def _copy_files_beside_weights(source: Path | None, folder: Path) -> None:
+    for pattern in FILES_BESIDE_WEIGHTS:
         for file in sorted(source.glob(pattern)) if source else []:
             shutil.copyfile(file, folder / file.name)

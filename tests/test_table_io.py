@@ -458,6 +458,16 @@ def test_json_is_sorted_and_has_no_nan(path: Path) -> None:
     assert '"b": 1' in path.read_text(encoding="utf-8")
 
 
+def test_content_is_on_the_disk_before_its_name_is_and_the_name_before_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is flushed before it is renamed, and its folder after it."""
+    flushed: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append((os.fstat(descriptor).st_ino, path.exists())))
+    write_table(example(SELECTION), path, SELECTION)
+    assert flushed == [(path.stat().st_ino, False), (path.parent.stat().st_ino, True)]
+
+
 def test_a_disk_without_space_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table(example(SELECTION, 3), path, SELECTION)
     before = path.read_bytes()
