@@ -16,6 +16,7 @@ help:
 	@echo "make clean  remove what runs and tools left here; .venv and DVC's cache stay"
 
 run: $(VENV)/.installed
+	@rollbook check
 	@dvc repro
 	@rollbook summary
 

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
+from pipeline.params import load_params
 from pipeline.summary import decimal, facts
 
 DATA = Path("data")
@@ -35,6 +36,12 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 @app.callback()
 def rollbook() -> None:
     """GRPO post-training that you can audit and re-run."""
+
+
+@app.command()
+def check() -> None:
+    """Check params.yaml, all of it: DVC starts only stages whose own section changed."""
+    load_params()
 
 
 @app.command()

@@ -1,8 +1,10 @@
 """Groups: their outcome, which are kept, what is trained on, and what their prompts' statistics become.
 
 Source: the dynamic sampling of DAPO (arXiv 2503.14476, section 3.2) drops groups that are all correct or all wrong,
-whose advantages are zero. Deviation: the outcome comes from the verifier's verdicts, not from the reward, so that a
-shaping term (a format reward, say) can't smuggle an all-wrong group in; and equal rewards drop a group too.
+whose advantages are zero. Deviations from the paper:
+1. The outcome comes from the verifier's verdicts, not from the reward, so that a shaping term (a format reward, say)
+   can't smuggle an all-wrong group in; and equal rewards drop a group too.
+2. A dropped group is not replaced by sampling more.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ A section has the name of the stage that reads it, but for three that several st
 
 from __future__ import annotations
 
-import difflib
 import re
-import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline.errors import BadInput
+from pipeline.params_errors import explain
 
 PARAMS_FILE = Path("params.yaml")
 WHERE_SOURCES_LIVE = Path("data/sources")
@@ -337,7 +336,7 @@ def load_params(path: Path = PARAMS_FILE) -> Params:
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError) as error:  # 2026-13-01 looks like a date, and makes a ValueError
-        raise BadInput(str(path), f"it is not valid YAML: {_one_line(str(error))}", "Mend that line") from error
+        raise BadInput(str(path), f"it is not valid YAML: {' '.join(str(error).split())}", "Mend that line") from error
     return check_params(value, str(path))
 
 
@@ -348,51 +347,4 @@ def check_params(value: object, where: str = str(PARAMS_FILE)) -> Params:
     try:
         return Params.model_validate(value)
     except ValidationError as error:
-        raise _explain(error, where) from error
-
-
-def _explain(error: ValidationError, where: str) -> BadInput:
-    problems = error.errors(include_url=False)
-    # A misspelled key is also a missing one, and the unknown one tells more.
-    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-    key = _key_of(first["loc"])
-    n_others = len({_key_of(problem["loc"]) for problem in problems}) - 1
-    others = f" (and {n_others} more)" if n_others else ""
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        remedy = f"The nearest known key is {near[0]!r}" if near else f"Known keys here: {', '.join(known)}"
-        return BadInput(f"{where}: {key}", f"unknown key{others}", remedy)
-    if first["type"] == "missing":
-        return BadInput(f"{where}: {key}", f"it is missing{others}", "Add it; the README shows every key")
-    same_key = dict.fromkeys(problem["msg"] for problem in problems if _key_of(problem["loc"]) == key)
-    rule = " or ".join(same_key).removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], dict) else f"{first['input']!r}: "
-    return BadInput(f"{where}: {key}" if key else where, f"{shown}{rule}{others}", "Change it in params.yaml")
-
-
-def _key_of(location: tuple[int | str, ...]) -> str:
-    """`location` as dotted keys, without the names of a union's alternatives, such as `list[str]`."""
-    return ".".join(str(part) for part in location if "[" not in str(part))
-
-
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    model: Any = Params
-    for part in location:
-        if part in model.model_fields:  # a list's index or a dict's key stays within its section
-            model = _section_in(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
-
-
-def _section_in(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    for argument in typing.get_args(annotation):
-        found = _section_in(argument)
-        if found:
-            return found
-    return None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        raise explain(error, Params, where) from error

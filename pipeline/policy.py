@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -52,7 +55,8 @@ def resolve_device(device: str) -> torch.device:
 def load_tokenizer(base: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of the base model, which every policy shares."""
     _check_folder(base, "config.json")
-    return AutoTokenizer.from_pretrained(base, trust_remote_code=_has_code(base))
+    with _named_if_damaged(base):
+        return AutoTokenizer.from_pretrained(base, trust_remote_code=_has_code(base))
 
 
 def is_adapter(policy: Path) -> bool:
@@ -73,7 +77,8 @@ def load_model(
     if is_adapter(policy):
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(policy), is_trainable=is_trainable)
+        with _named_if_damaged(policy):
+            model = PeftModel.from_pretrained(model, str(policy), is_trainable=is_trainable)
         if not is_trainable:
             model = model.to(dtype)
     for parameter in model.parameters():
@@ -161,9 +166,21 @@ def _has_code(folder: Path) -> bool:
 
 def _load_whole(folder: Path, dtype: torch.dtype) -> Model:
     _check_folder(folder, "config.json")
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=_has_code(folder), local_files_only=True
-    )
+    with _named_if_damaged(folder):
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=_has_code(folder), local_files_only=True
+        )
+
+
+@contextmanager
+def _named_if_damaged(folder: Path) -> Iterator[None]:
+    """Turn what libraries raise on a cut or garbled file (a JSON error is a ValueError) into a `BadInput`."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "Restore it with `dvc checkout`, or run the stage that makes it again"
+        raise BadInput(str(folder), f"it can't be loaded ({reason})", remedy) from error
 
 
 def _bfloat16_state(model: Model) -> dict[str, torch.Tensor]:

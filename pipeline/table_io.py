@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import BadInput
-from pipeline.tables import SCHEMA_VERSION, Table, check_order, check_schema, check_table
+from pipeline.table_checks import check_order, check_schema, check_table
+from pipeline.tables import SCHEMA_VERSION, Table
 
 ROWS_PER_ROW_GROUP = 50_000
 """Fixed, so that the bytes of a file don't depend on how a lazy query happened to be cut."""

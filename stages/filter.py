@@ -20,13 +20,13 @@ def filter_groups(params: Params) -> Result:
     advantages = scan_table(paths.ADVANTAGES, ADVANTAGES, ["completion_id", "group_id", "advantage"])
     training_columns = [name for name in TRAINING_SET.schema if name in ROLLOUTS.schema]
     rollouts = scan_table(paths.ROLLOUTS, ROLLOUTS, [*training_columns, "finish_reason"])
+    stats = read_table(paths.PROMPT_STATS, PROMPT_STATS).lazy()
     _check_same_completions(rewards, advantages, rollouts)
 
     groups = summarize_groups(rewards, rollouts).collect(engine="in-memory")
     write_table(groups, paths.GROUPS, GROUPS)
     training_set = build_training_set(advantages, groups.lazy(), rollouts)
     n_completions = write_table(training_set, paths.TRAINING_SET, TRAINING_SET)
-    stats = read_table(paths.PROMPT_STATS, PROMPT_STATS).lazy()
     next_stats = update_prompt_stats(stats, rewards, params.filter).collect(engine="in-memory")
     write_table(next_stats, paths.NEXT_PROMPT_STATS, PROMPT_STATS)
 

@@ -47,7 +47,7 @@ def score_metrics(rewards: pl.DataFrame) -> dict[str, Any]:
 def _line(metrics: dict[str, Any]) -> str:
     mean, rate = ("none" if metrics[name] is None else f"{metrics[name]:.3f}" for name in ("reward_mean", "pass_rate"))
     scored = f"{metrics['n_scored']} of {metrics['n_completions']} completions scored"
-    errors = f", {metrics['n_errors']} with errors" if metrics["n_errors"] else ""
+    errors = f", {metrics['n_errors']} with a score_error" if metrics["n_errors"] else ""
     return f"{scored}{errors}; mean reward {mean}, pass rate {rate}"
 
 

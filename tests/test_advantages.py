@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline.advantages import EQUAL_REWARDS, compute_advantages, rewards_are_equal, sample_std
 from pipeline.params import NormalizeParams
-from pipeline.tables import ADVANTAGES, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import ADVANTAGES
 
 CASES = json.loads((Path(__file__).parent / "golden" / "normalize.json").read_text())
 

@@ -21,7 +21,8 @@ from pipeline.evaluation import (
     pass_at_k,
     wilson_interval,
 )
-from pipeline.tables import EVAL, EvalPolicy, FinishReason, Split, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import EVAL, EvalPolicy, FinishReason, Split
 
 CASES = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
 

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from pipeline.advantages import EQUAL_REWARDS, compute_advantages
 from pipeline.groups import EQUAL_REASON, REASONS, build_training_set, summarize_groups, update_prompt_stats
 from pipeline.params import FilterParams, NormalizeParams
-from pipeline.tables import (
-    GROUPS,
-    PROMPT_STATS,
-    TRAINING_SET,
-    FinishReason,
-    LogProbs,
-    Table,
-    Tokens,
-    check_schema,
-    check_table,
-)
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import GROUPS, PROMPT_STATS, TRAINING_SET, FinishReason, LogProbs, Table, Tokens
 
 Row = tuple[float | None, bool | None]
 """The reward of a completion and its verdict."""
@@ -108,9 +99,9 @@ def test_outcome_and_reason(group: list[Row], outcome: str, is_kept: bool, reaso
 
 def test_counts_and_statistics() -> None:
     group: list[Row] = [(1, True), (0, False), (None, None), (0.5, False)]
-    found = summarize({"p": group}, truncated=("0000/p/1", "0000/p/2")).row(0, named=True)
+    found = summarize({"p": group}, truncated=("0000/p/0", "0000/p/1", "0000/p/2")).row(0, named=True)
     assert (found["group_id"], found["prompt_id"]) == ("0000/p", "p")
-    assert [found[f"n_{what}"] for what in ("correct", "unscorable", "truncated")] == [1, 1, 2]
+    assert [found[f"n_{what}"] for what in ("correct", "unscorable", "truncated")] == [1, 1, 3]
     assert found["group_size"] == 4
     assert found["reward_mean"] == 0.5
     assert found["reward_std"] == pytest.approx(0.5)  # sqrt((1/4 + 1/4 + 0) / 2)

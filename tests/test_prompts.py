@@ -14,7 +14,8 @@ from pipeline.params import PromptsParams
 from pipeline.prompt_sources import RawPrompt
 from pipeline.prompts import build_prompts, chat_of, prompt_id_of, without_idle_blanks
 from pipeline.seeds import stable_hash
-from pipeline.tables import PROMPTS, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import PROMPTS
 
 
 def params(**changes: Any) -> PromptsParams:

@@ -11,7 +11,8 @@ from pipeline.errors import BadInput
 from pipeline.params import SelectParams
 from pipeline.seeds import stable_hash
 from pipeline.selection import select_prompts
-from pipeline.tables import PROMPT_STATS, SELECTION, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import PROMPT_STATS, SELECTION
 
 
 def prompts(n_train: int, n_eval: int = 3) -> pl.DataFrame:

@@ -117,8 +117,10 @@ def test_columns_are_compressed(path: Path) -> None:
 def test_the_same_rows_are_the_same_bytes(table: Table, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_io, "ROWS_PER_ROW_GROUP", 16)
     frame = example(table, 50)
+    shuffled = frame.sample(fraction=1.0, shuffle=True, seed=1)
+    variants: list[pl.DataFrame | pl.LazyFrame] = [frame, shuffled, frame.reverse(), frame.lazy(), *cut(frame)]
     contents = set()
-    for rows in (frame, frame.sample(fraction=1.0, shuffle=True, seed=1), frame.reverse(), frame.lazy(), *cut(frame)):
+    for rows in variants:
         assert write_table(rows, path, table) == 50
         contents.add(path.read_bytes())
         assert read_table(path, table).equals(frame)

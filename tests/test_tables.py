@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
+from pipeline.table_checks import check_order, check_schema, check_table
 from pipeline.tables import (
     EVAL,
     PROMPTS,
@@ -22,9 +23,6 @@ from pipeline.tables import (
     TRAINING_SET,
     Column,
     Table,
-    check_order,
-    check_schema,
-    check_table,
     data_dictionary,
 )
 from tests.example_tables import example, with_value
@@ -105,7 +103,7 @@ def test_types_that_only_look_alike_are_refused() -> None:
         ("completion_token_ids", pl.List(pl.Int64)),
         ("completion_index", pl.UInt32),
     ):
-        message = schema_refusal(frame.with_columns(pl.col(name).cast(dtype)), ROLLOUTS)  # type: ignore[arg-type]
+        message = schema_refusal(frame.with_columns(pl.col(name).cast(dtype)), ROLLOUTS)
         assert message.startswith(f"{FILE}: column '{name}' is ")
     chats = [[{"role": "user", "content": "x", "name": "y"}]] * 3
     assert "column 'messages' is " in schema_refusal(example(PROMPTS).with_columns(messages=pl.Series(chats)), PROMPTS)

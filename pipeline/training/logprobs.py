@@ -48,6 +48,8 @@ def token_statistics(logits: torch.Tensor, token_ids: torch.Tensor, temperature:
     log_total = scaled.logsumexp(dim=-1)
     logprobs = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - log_total
     with torch.no_grad():
-        expected = (torch.softmax(scaled, dim=-1) * scaled).sum(dim=-1)
+        # 0 times a logit of -inf is 0 here, a token that can't be.
+        finite = scaled.clamp(min=torch.finfo(scaled.dtype).min)
+        expected = (torch.softmax(scaled, dim=-1) * finite).sum(dim=-1)
         entropy = log_total.detach() - expected
     return TokenStatistics(logprobs, entropy)

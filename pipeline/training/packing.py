@@ -50,8 +50,8 @@ def can_pack(model: Model) -> bool:
 def cut_packed_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Cut `indices` into micro-batches of at most `max_tokens` packed tokens, completions of a group side by side.
 
-    Groups are put together whole where they fit; one that alone is longer is cut, and its prompt run again for each
-    piece. A single row longer than `max_tokens` makes a micro-batch of its own.
+    Micro-batches are filled completion by completion; a group that is cut has its prompt run again for each piece.
+    A single row longer than `max_tokens` makes a micro-batch of its own.
     """
     batches: list[list[int]] = []
     n_held, group_held = 0, ""
@@ -77,11 +77,11 @@ def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
     parents: list[int] = []  # the segment of the prompt that it sees
     predicting: list[int] = []
     targets: list[int] = []
-    prompt_segment, prompt_end, group = -1, -1, None
+    prompt_segment, prompt_end, prompt = -1, -1, None
     for number, row in enumerate(rows):
         n_prompt = len(row.prompt_token_ids)
-        if row.group_id != group:
-            group, prompt_segment = row.group_id, 2 * number
+        if (row.group_id, row.prompt_token_ids) != prompt:
+            prompt, prompt_segment = (row.group_id, row.prompt_token_ids), 2 * number
             ids += row.prompt_token_ids
             positions += range(n_prompt)
             segments += [prompt_segment] * n_prompt

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 
-def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each function in each round, after one round that does not count; in a round, each runs once."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
@@ -24,9 +26,12 @@ def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str
     return seconds
 
 
-def command(*arguments: str) -> Callable[[], object]:
-    """A function that runs `python ARGUMENTS` as a process."""
-    return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+def command(folder: str, *arguments: str) -> Callable[[], object]:
+    """A function that runs `python ARGUMENTS` as a process in `folder`, with this project's modules."""
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    return lambda: subprocess.run(
+        [sys.executable, *arguments], check=True, capture_output=True, cwd=folder, env=environment
+    )
 
 
 def show(title: str, seconds: dict[str, list[float]], baseline: str) -> None:
@@ -41,8 +46,6 @@ def show(title: str, seconds: dict[str, list[float]], baseline: str) -> None:
 
 def need(paths: Sequence[str]) -> None:
     """Leave, saying what to do, unless all `paths` exist."""
-    from pathlib import Path
-
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         sys.exit(f"{missing[0]} is missing: run `make run` first, the benchmarks use its artifacts")

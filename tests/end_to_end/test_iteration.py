@@ -100,6 +100,9 @@ def test_a_reward_edit_scores_again_and_rolls_out_nothing(first: Checkout) -> No
     assert ran[0] == "score"
     assert "rollout" not in ran
     first.set_params({"score.terms": {"checksum": {"weight": 1.0}}})
+    again = first.dvc("repro")
+    assert "Running stage 'score'" not in again, "DVC's cache has the rewards of the old weight"
+    assert "Running stage 'update'" not in again
     first.git("checkout", "--quiet", "--force", "HEAD")
     first.dvc("checkout")
     assert "Running stage" not in first.dvc("repro"), "what the commit holds is there again"
@@ -124,6 +127,15 @@ def test_the_next_iteration_goes_on_from_its_parent(first: Checkout) -> None:
         first.git("checkout", "--quiet", "--force", "HEAD")
         first.set_params({"parent": None, "iteration": 0})
         first.dvc("checkout", "--force")
+
+
+def test_a_mistake_in_params_costs_nothing_once_it_is_mended(first: Checkout) -> None:
+    first.set_params({"sampling.temperature": -1.0})
+    with pytest.raises(AssertionError, match=r"sampling\.temperature: -1\.0"):
+        first.dvc("repro")
+    first.set_params({"sampling.temperature": 1.0})
+    assert "Running stage" not in first.dvc("repro")
+    assert first.git("status", "--porcelain") == ""
 
 
 def test_a_parent_that_does_not_exist_is_named(first: Checkout) -> None:

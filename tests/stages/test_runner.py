@@ -293,7 +293,7 @@ def test_a_killed_stage_leaves_no_record_and_the_old_output(folder: Path) -> Non
 def test_progress_says_nothing_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("rollouts", 10, "tokens") as advance:
         advance(4, 100)
-        advance(6)
+        advance(6, 0)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tables import TRAINING_SET, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import TRAINING_SET
 from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps, read_rows
 from pipeline.training.packing import cut_packed_rows
 from tests.tiny_updates import CPU, random_rows

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.policy import Model
 from pipeline.training.batching import Batch, TrainingRow, collate
@@ -148,6 +149,20 @@ def test_a_completion_does_not_depend_on_its_mates(statistics: Any, model: Model
         together = statistics(model, [*mates[:place], row, *mates[place:]])
         for ours, theirs in zip(together, alone, strict=True):
             assert torch.allclose(ours[place, :n], theirs[0, :n], atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("statistics", LAYOUTS)
+def test_learned_positions_begin_at_the_first_token(statistics: Any) -> None:
+    """Rotary positions are relative, and would not notice an offset."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    model = GPT2LMHeadModel(config).eval()
+    rows = random_rows(n_groups=3, group_size=2)
+    found = statistics(model, rows)
+    for i, row in enumerate(rows):
+        ours = found.logprobs[i, : len(row.completion_token_ids)]
+        assert torch.allclose(ours.double(), plain_logprobs(model, row), atol=TOLERANCE)
 
 
 @pytest.mark.usefixtures("in_float32")

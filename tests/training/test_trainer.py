@@ -11,7 +11,8 @@ import torch
 
 from pipeline.errors import BadInput
 from pipeline.policy import load_model, save_model
-from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, check_schema, check_table
+from pipeline.table_checks import check_schema, check_table
+from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
 from pipeline.training.state import load_state, read_optimizer, save_state
 from pipeline.training.trainer import warm_up
 from tests.tiny_updates import (

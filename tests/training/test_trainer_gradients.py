@@ -106,7 +106,7 @@ def run_whole(policy: Path, base: Path, rows: list[TrainingRow], **changes: Any)
 def test_cutting_into_micro_batches_changes_nothing(loss: str, policy: Path, base: Path) -> None:
     rows = random_rows()
     whole, whole_gradients = run_whole(policy, base, rows, loss=loss, max_tokens_per_microbatch=10_000)
-    for limit in (1, 20, 50):
+    for limit in (1, 30):
         parts, gradients = run_whole(policy, base, rows, loss=loss, max_tokens_per_microbatch=limit)
         assert parts == pytest.approx(whole, rel=1e-4, abs=1e-5)
         assert distance(gradients, whole_gradients) < 1e-4

@@ -1,0 +1,243 @@
+"""The README against the code: its dictionary, queries, parameters, picture, tables and tree are those of the project.
+
+`python -m tests.test_docs` writes the data dictionary into README.md anew.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from ruamel.yaml import YAML
+
+from pipeline.errors import BadInput, TransientError
+from pipeline.params import Section, TrainingParams, check_params
+from pipeline.rewards.extraction import EXTRACTIONS
+from pipeline.rewards.terms import load_terms
+from pipeline.table_io import write_table
+from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
+from stages.runner import BUG_EXIT_CODE, USAGE_EXIT_CODE
+from tests.iteration_sample import sample_frames, write_iteration
+from tests.stage_runs import ROOT
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/sources/README.md")
+BEGIN, END = "<!-- data dictionary: begin -->\n", "<!-- data dictionary: end -->"
+EITHER_OR = ("BaseModelParams", "PromptSource")
+"""Sections whose keys exclude each other, so that no single example has them all."""
+QUERIES = {
+    "correct": ["completion_id", "answer", "finish_reason", "completion_text"],
+    "by_terms": ["n_terms", "n_completions", "pass_rate"],
+    "disagreements": ["completion_id", "token_id", "sampling", "old", "position", "difference"],
+}
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def section(heading: str) -> str:
+    """The text of README.md under `heading`, such as `## The methods`, up to the next one of its level or above."""
+    level = heading.index(" ")
+    pattern = rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)"
+    found = re.search(pattern, text_of("README.md"), re.MULTILINE | re.DOTALL)
+    assert found, f"README.md has no heading {heading!r}"
+    return found[1]
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def first_column(markdown: str) -> list[str]:
+    """The first cells of the rows of the tables in `markdown`, without those of the headers."""
+    cells = [line.split("|")[1].strip(" `") for line in markdown.splitlines() if line.startswith("|")]
+    rulers = {place for place, cell in enumerate(cells) if cell == "---"}
+    return [cell for place, cell in enumerate(cells) if place not in rulers and place + 1 not in rulers]
+
+
+def load_yaml(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def pipeline_stages() -> dict[str, Any]:
+    stages: dict[str, Any] = load_yaml(text_of("dvc.yaml"))["stages"]
+    return stages
+
+
+def with_dictionary(readme: str) -> str:
+    """`readme` with the data dictionary of the code between its markers."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{data_dictionary()}{END}{after}"
+
+
+def test_the_data_dictionary_is_current() -> None:
+    readme = text_of("README.md")
+    assert BEGIN in readme
+    assert readme == with_dictionary(readme), "run `python -m tests.test_docs`"
+
+
+# Queries --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, pl.DataFrame]:
+    """What the README's queries give on a made-up iteration.
+
+    Its prompts have two and three terms in turn, and old log-probabilities fall by 0.01 with each position.
+    """
+    frames = sample_frames()
+    terms = pl.int_range(pl.len()) % 2 + 2
+    metadata = pl.concat_str(pl.lit('{"entry": {"metadata": {"num_terms": '), terms, pl.lit("}}}"))
+    frames["prompts"] = frames["prompts"].with_columns(metadata=metadata)
+    write_iteration(tmp_path, frames)
+    kept = frames["groups"].filter("kept").select("group_id")
+    positions = pl.int_ranges(pl.col("completion_token_ids").list.len())
+    trained = frames["rollouts"].join(kept, on="group_id", how="semi")
+    token_logprobs = trained.select(
+        "iteration",
+        "completion_id",
+        steps=pl.lit([3], dtype=pl.List(pl.UInt32)),
+        old_logprobs=positions.list.eval(-0.5 - 0.01 * pl.element()).cast(pl.List(pl.Float32)),
+        ref_logprobs=pl.lit(None, dtype=pl.List(pl.Float32)),
+    )
+    write_table(token_logprobs, tmp_path / "data/token_logprobs.parquet", TOKEN_LOGPROBS)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    for query in code_blocks(section("## Ask the tables"), "python"):
+        exec(query, found)
+    return {name: found[name] for name in QUERIES}
+
+
+def test_the_queries_answer_their_questions(answers: dict[str, pl.DataFrame]) -> None:
+    assert {name: frame.columns for name, frame in answers.items()} == QUERIES
+    # Two completions of each of the 6 mixed groups are correct, and all four of each of the 2 that are all correct.
+    assert answers["correct"].height == 6 * 2 + 2 * 4
+    # Groups 0, 2, ... 14 have two terms: 3 mixed, 4 wrong and 1 correct. Of the others, one has a single verdict.
+    assert answers["by_terms"].rows() == [(2, 32, pytest.approx(10 / 32)), (3, 32, pytest.approx(10 / 29))]
+    # The longest trained completion is the last of group 5: 2 + (5 + 3 * 3) % 15 = 16 tokens.
+    furthest = answers["disagreements"].row(0, named=True)
+    assert (furthest["completion_id"], furthest["position"]) == (f"0000/{5:016x}/3", 15)
+    assert furthest["difference"] == pytest.approx(-0.15)
+
+
+def test_each_query_is_followed_by_its_output() -> None:
+    outputs = code_blocks(section("## Ask the tables"), "text")
+    headers = [next(line for line in output.splitlines() if line.startswith("│")) for output in outputs]
+    assert [re.findall(r"\w+", header) for header in headers] == [*QUERIES.values()]
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------
+
+
+def keys_with_defaults(given: Section, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Place, value and default of each key of `given` that has a default; fails where a key is left out."""
+    is_example = type(given).__name__ in EITHER_OR
+    for name, field in type(given).model_fields.items():
+        here, value = f"{place}.{name}".lstrip("."), getattr(given, name)
+        assert is_example or name in given.model_fields_set, f"{here} is not there"
+        for inner in sections_in(value):
+            yield from keys_with_defaults(inner, here)
+        if not (is_example or field.is_required() or isinstance(value, Section)):
+            yield here, value, field.default
+
+
+def sections_in(value: Any) -> Iterable[Section]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, Section)]
+
+
+def test_every_parameter_is_shown_with_its_default() -> None:
+    (example,) = code_blocks(section("## Every parameter"), "yaml")
+    shown = list(keys_with_defaults(check_params(load_yaml(example))))
+    assert len(shown) > 40
+    for place, value, default in shown:
+        assert value == default, place
+    for name in ("path", "hub", "revision", "file", "dataset", "split", "prompt", "answer"):
+        assert f"{name}: " in section("## Your own model, prompts and reward")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_examples_of_params_are_valid(document: str) -> None:
+    params = load_yaml(text_of("params.yaml"))
+    for example in code_blocks(text_of(document), "yaml"):
+        load_terms(check_params({**params, **load_yaml(example)}, document).score.terms)
+
+
+def test_the_example_of_a_term_is_the_one_that_is_there() -> None:
+    examples = code_blocks(section("### Reward"), "python")
+    assert examples == [text_of("pipeline/rewards/user/brevity.py")]
+
+
+# Picture, tables and tree ---------------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_edges_that_exist() -> None:
+    stages = pipeline_stages()
+    (picture,) = code_blocks(text_of("README.md"), "mermaid")
+    edges = re.findall(r"^  (\w+) (-->|-\.->)\|(.+)\| (\w+)$", picture, re.MULTILINE)
+    assert {name for source, _, _, target in edges for name in (source, target)} == {*stages, "next"}
+    for source, _, labels, target in edges:
+        for path in (f"data/{label}" for label in labels.split(", ")):
+            assert path in stages[source]["outs"]
+            assert target == "next" or path in stages[target]["deps"]
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"),
+    [
+        ("## The iteration", [*pipeline_stages()]),
+        ("## What it costs", [*pipeline_stages(), "all"]),
+        ("### Verifiers", [*EXTRACTIONS]),
+        ("### Which groups are kept", [*Outcome.categories]),
+        ("### Losses", [*typing.get_args(TrainingParams.model_fields["loss"].annotation)]),
+        (
+            "## When something is wrong",
+            [str(code) for code in (0, BadInput.exit_code, USAGE_EXIT_CODE, BUG_EXIT_CODE, TransientError.exit_code)],
+        ),
+    ],
+)
+def test_a_table_names_what_there_is(heading: str, expected: list[str]) -> None:
+    assert sorted(first_column(section(heading))) == sorted(expected)
+
+
+def test_the_tree_names_what_there_is() -> None:
+    (tree,) = code_blocks(section("## What is where"), "text")
+    named: set[Path] = set()
+    folder = Path()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        path = folder / name if line.startswith(" ") else Path(name)
+        folder = path if not line.startswith(" ") else folder
+        assert (ROOT / path).exists(), path
+        named.add(path)
+    modules = {path.relative_to(ROOT) for path in (ROOT / "pipeline").iterdir() if not path.name.startswith("__")}
+    assert modules <= named
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = text_of(document)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif "://" not in target:
+            assert ((ROOT / document).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    for name in re.findall(r"`((?:pipeline|stages|tests)/[\w/]+(?:\.py)?)`", text_of(document)):
+        assert (ROOT / name).exists(), name
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(with_dictionary(readme.read_text(encoding="utf-8")), encoding="utf-8")
