@@ -10,7 +10,7 @@ k3. Deviations from the paper:
 3. The KL is weighted with the detached ratio, which makes it right off-policy, and changes nothing on-policy.
 4. N and T count the whole optimizer step, so that cutting it into micro-batches changes nothing.
 5. The reference is the base model for the whole run; the paper renews it now and then.
-5. The log-ratio is held within 20 of 0, where exp would overflow; beyond, the policy term has no gradient.
+6. The log-ratio is held within 20 of 0, where exp would overflow; beyond, the policy term has no gradient.
 """
 
 from __future__ import annotations
