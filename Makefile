@@ -33,7 +33,7 @@ bench: $(VENV)/.installed-test
 
 clean:
 	rm -rf data/base data/policy data/reference data/trainer_state data/next_policy data/next_trainer_state
-	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics dvc.lock .rollbook
+	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

@@ -30,7 +30,7 @@ def pass_at_k(n: int, n_correct: int, k: int) -> float:
     return 1.0 - math.comb(n - n_correct, k) / math.comb(n, k)
 
 
-def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
+def wilson_interval(n_correct: float, n: int) -> tuple[float, float]:
     """Wilson's 95% interval of a proportion; it holds the proportion itself, rounding or not.
 
     >>> [round(bound, 4) for bound in wilson_interval(8, 10)]
@@ -53,6 +53,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 1.0
     mean = math.fsum(values) / n
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if std == 0:  # all prompts alike say little of the next one: an interval of no width would say all
+        return wilson_interval(mean * n, n)
     half = Z_95 * std / math.sqrt(n)
     return max(0.0, mean - half), min(1.0, mean + half)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
+from jinja2 import TemplateError
 
 from pipeline.errors import BadInput
 from pipeline.sampling import SampledCompletion, SampleRequest
@@ -24,16 +25,23 @@ def group_id(iteration: int, prompt_id: str) -> str:
 
 def tokenize_prompts(prompts: pl.DataFrame, tokenizer: Any) -> list[list[int]]:
     """Each row's `messages` through the chat template, up to where the completion begins."""
-    chats = prompts["messages"].to_list()
-    token_ids: list[list[int]] = [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        for chat in chats
-    ]
-    for prompt_id, ids in zip(prompts["prompt_id"], token_ids, strict=True):
-        if not ids:
-            remedy = "Look at the chat template in data/base"
-            raise BadInput("data/prompts.parquet", f"prompt_id {prompt_id!r} becomes no token", remedy)
-    return token_ids
+    if not tokenizer.chat_template:
+        raise BadInput("data/base", "its tokenizer has no chat template", "Run `dvc repro base`, or `dvc checkout`")
+    return [_tokenize(*row, tokenizer) for row in prompts.select("prompt_id", "messages").iter_rows()]
+
+
+def _tokenize(prompt_id: str, messages: list[dict[str, str]], tokenizer: Any) -> list[int]:
+    remedy = "Look at the chat template in data/base, and at prompts.system and prompts.template in params.yaml"
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as error:  # templates refuse, say, a system message
+        problem = f"the chat template refuses prompt_id {prompt_id!r} ({error})"
+        raise BadInput("data/prompts.parquet", problem, remedy) from error
+    if not ids:
+        raise BadInput("data/prompts.parquet", f"prompt_id {prompt_id!r} becomes no token", remedy)
+    return ids
 
 
 def make_requests(

@@ -43,6 +43,8 @@ def check_table(frame: pl.DataFrame, table: Table, where: str, first_row: int = 
         elif isinstance(dtype, pl.List) and dtype.inner.is_float():
             rows.refuse(_any_entry(name, ~pl.element().is_finite()), [name], "has an entry that is not finite")
     _check_lengths(rows, table)
+    for name in (name for name in table.not_empty if name in frame.columns):
+        rows.refuse(pl.col(name).list.len() == 0, [name], "has no entry")
     if all(name in frame.columns for name in table.key):
         rows.refuse(pl.struct(table.key).is_duplicated(), table.key, "is the same in two rows, and it is the key")
 

@@ -170,7 +170,8 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _column_order(schema: pl.Schema, table: Table) -> list[str]:
-    return [*table.schema, *sorted(name for name in schema if name not in table.schema)]
+    *first, last = table.schema
+    return [*first, *sorted(name for name in schema if name not in table.schema), last]
 
 
 def _checked_order(batches: Iterator[pl.DataFrame], path: Path, table: Table) -> Iterator[pl.DataFrame]:

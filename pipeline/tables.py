@@ -33,7 +33,8 @@ class Column:
 class Table:
     """A table: one row per `row`, unique by `key`, sorted by `key`.
 
-    `same_length` lists columns of lists that have as many entries as each other (one per token).
+    `same_length` lists columns of lists that have as many entries as each other (one per token), and `not_empty` those
+    whose lists have an entry.
     `extra_prefix`, where set, admits further nullable Float64 columns whose names begin with it.
     """
 
@@ -42,6 +43,7 @@ class Table:
     key: tuple[str, ...]
     columns: tuple[Column, ...]
     same_length: tuple[str, ...] = ()
+    not_empty: tuple[str, ...] = ()
     extra_prefix: str | None = None
     may_be_empty: bool = True
     schema: dict[str, PolarsType] = field(init=False, repr=False)
@@ -134,6 +136,7 @@ ROLLOUTS = Table(
         _c("finish_reason", FinishReason, "`stop`: an end token; `length`: cut by the limit"),
     ),
     same_length=("completion_token_ids", "sampling_logprobs"),
+    not_empty=("prompt_token_ids", "completion_token_ids"),
     may_be_empty=False,
 )
 REWARDS = Table(
@@ -201,6 +204,7 @@ TRAINING_SET = Table(
         _c("is_truncated", pl.Boolean, "cut by the limit"),
     ),
     same_length=("completion_token_ids", "sampling_logprobs"),
+    not_empty=("prompt_token_ids", "completion_token_ids"),
 )
 TOKEN_LOGPROBS = Table(
     "token_logprobs",

@@ -30,7 +30,6 @@ PLUMBING = {
     "pipeline/metrics.py",
     "pipeline/params.py",
     "pipeline/params_errors.py",
-    "pipeline/seeds.py",
     "pipeline/table_checks.py",
     "pipeline/table_io.py",
     "pipeline/tables.py",
