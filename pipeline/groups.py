@@ -47,7 +47,7 @@ def summarize_groups(rewards: pl.LazyFrame, rollouts: pl.LazyFrame) -> pl.LazyFr
     )
     groups = rows.group_by("iteration", "group_id", "prompt_id").agg(
         group_size=pl.len().cast(pl.UInt16),
-        n_correct=is_correct.sum().cast(pl.UInt16),
+        n_correct=verdict.sum().cast(pl.UInt16),
         n_unscorable=reward.null_count().cast(pl.UInt16),
         n_truncated=(pl.col("finish_reason") == "length").sum().cast(pl.UInt16),
         reward_mean=reward.mean(),

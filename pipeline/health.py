@@ -180,6 +180,8 @@ def _may_be_null(name: str, metrics: Metrics) -> bool:
 
 
 def _is_unverified(metrics: Metrics) -> bool:
-    """Whether no group has a verdict, as where a reward model alone gives the reward."""
-    n_unverified: int = metrics["filter"]["outcomes"].get("unverified", 0)
-    return n_unverified > 0 and n_unverified == metrics["filter"]["n_groups"]
+    """Whether no group has a verdict, as where a reward model alone gives the reward; some may be unscorable."""
+    outcomes: dict[str, int] = metrics["filter"]["outcomes"]
+    n_groups: int = metrics["filter"]["n_groups"]
+    n_unverified, n_unscorable = outcomes.get("unverified", 0), outcomes.get("unscorable", 0)
+    return n_unverified > 0 and n_unverified + n_unscorable == n_groups

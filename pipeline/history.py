@@ -44,9 +44,15 @@ COLUMNS = (
 """In the order of the file. Every column but `iteration` may be empty, where the iteration has no such number."""
 
 
-def history_row(iteration: int, metrics: Metrics) -> HistoryRow:
-    """The row of `iteration`, whose metrics are given; null where a metric is null or not finite."""
-    before, after = metrics["evaluate"]["before"] or {}, metrics["evaluate"]["after"] or {}
+def history_row(iteration: int, metrics: Metrics, parent: HistoryRow | None = None) -> HistoryRow:
+    """The row of `iteration`, whose metrics are given; null where a metric is null or not finite.
+
+    `parent` is the row of the iteration that this one starts from, if there is one: the policy before this update is
+    the one after that update, so its pass@1 stands where `before` was not measured again.
+    """
+    before, after = metrics["evaluate"]["before"], metrics["evaluate"]["after"] or {}
+    if before is None:
+        before = {"pass_at_1": parent and parent["eval_pass_at_1"]}
     return {
         "iteration": iteration,
         **{column: finite(metrics[stage][key]) for column, (stage, key) in SOURCES.items()},

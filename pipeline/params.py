@@ -1,7 +1,7 @@
 """params.yaml as frozen, typed objects: one class per section, unknown keys refused, units in the names.
 
-A section has the name of the stage that reads it, but for three that several stages share: `base_model`,
-`sampling` (rollout, evaluate) and `training` (start, update, evaluate).
+A section has the name of the stage that reads it, but for `base_model` (base), `sampling` (rollout, update,
+evaluate) and `training` (start, update).
 """
 
 from __future__ import annotations
@@ -333,11 +333,16 @@ def load_params(path: Path = PARAMS_FILE) -> Params:
         raise BadInput(str(path), f"there is no such file in {Path.cwd()}", remedy) from None
     except UnicodeDecodeError as error:
         raise BadInput(str(path), f"it is not UTF-8 text ({error.reason})", "Save it as UTF-8") from error
+    return parse_params(text, str(path))
+
+
+def parse_params(text: str, where: str) -> Params:
+    """The YAML `text` as `Params`; raises `BadInput` as `load_params` does, whose message begins with `where`."""
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError) as error:  # 2026-13-01 looks like a date, and makes a ValueError
-        raise BadInput(str(path), f"it is not valid YAML: {' '.join(str(error).split())}", "Mend that line") from error
-    return check_params(value, str(path))
+        raise BadInput(where, f"it is not valid YAML: {' '.join(str(error).split())}", "Mend that line") from error
+    return check_params(value, where)
 
 
 def check_params(value: object, where: str = str(PARAMS_FILE)) -> Params:

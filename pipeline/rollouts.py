@@ -27,7 +27,8 @@ def tokenize_prompts(prompts: pl.DataFrame, tokenizer: Any) -> list[list[int]]:
     """Each row's `messages` through the chat template, up to where the completion begins."""
     if not tokenizer.chat_template:
         raise BadInput("data/base", "its tokenizer has no chat template", "Run `dvc repro base`, or `dvc checkout`")
-    return [_tokenize(*row, tokenizer) for row in prompts.select("prompt_id", "messages").iter_rows()]
+    rows = zip(prompts["prompt_id"], prompts["messages"].to_list(), strict=True)
+    return [_tokenize(prompt_id, messages, tokenizer) for prompt_id, messages in rows]
 
 
 def _tokenize(prompt_id: str, messages: list[dict[str, str]], tokenizer: Any) -> list[int]:

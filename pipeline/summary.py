@@ -20,7 +20,10 @@ class Fact:
 
 
 def facts(metrics: Metrics) -> list[Fact]:
-    """What a person wants to know of an iteration first."""
+    """What a person wants to know of an iteration first.
+
+    The metrics of `report`, which repeat the row of history, give what the parent measured.
+    """
     return [*_data_facts(metrics), *_training_facts(metrics), *_evaluation_facts(metrics)]
 
 
@@ -43,6 +46,18 @@ def percent(value: Any) -> str:
     ('17.2%', '100.0%', '–')
     """
     return decimal(value) if finite(value) is None else f"{100 * value:.1f}%"
+
+
+def signed(value: Any) -> str:
+    """A number with its sign, to three decimal places.
+
+    >>> signed(0.5), signed(-1.22474), signed(0.0), signed(None)
+    ('+0.500', '-1.225', '0', '–')
+    """
+    number = finite(value)
+    if number is None:
+        return decimal(value)
+    return f"{number:+.3f}" if round(number, 3) else "0"
 
 
 def interval(measured: Any) -> str:
@@ -72,7 +87,7 @@ def why_no_evaluation(metrics: Metrics, policy: str) -> str:
         return ""
     if not metrics["evaluate"]["is_scheduled"]:
         return "no evaluation is due at this iteration (evaluate.every)"
-    return "measured only where the run starts" if policy == "before" else "not measured"
+    return "the iteration that it starts from has none" if policy == "before" else "not measured"
 
 
 def _data_facts(metrics: Metrics) -> list[Fact]:
@@ -116,7 +131,10 @@ def _pass_at_1(metrics: Metrics, policy: str) -> Fact:
     measured = metrics["evaluate"][policy]
     label = f"Held-out pass@1 {policy}"
     if measured is None:
-        return Fact(label, MISSING, why_no_evaluation(metrics, policy))
+        inherited = metrics["report"].get("eval_pass_at_1_before") if policy == "before" else None
+        if inherited is None:
+            return Fact(label, MISSING, why_no_evaluation(metrics, policy))
+        return Fact(label, percent(inherited), "measured after the update of the parent")
     if measured["pass_at_1"] is None:
         return Fact(label, MISSING, "no completion has a verdict")
     note = f"95% interval {interval(measured)}, {decimal(metrics['evaluate']['n_prompts'])} prompts"

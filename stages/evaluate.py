@@ -16,7 +16,7 @@ from pipeline.table_io import read_table, write_table
 from pipeline.tables import EVAL, PROMPTS
 from stages import paths
 from stages.runner import Result, run_stage
-from stages.sampling import load_sampler, sample_with_progress
+from stages.sampling import sample_policy
 
 
 def evaluate(params: Params) -> Result:
@@ -57,8 +57,8 @@ def _evaluate_policy(name: str, folder: Path, prompts: pl.DataFrame, params: Par
     requests = make_requests(
         prompt_ids, tokenize_prompts(prompts, tokenizer), params.evaluate.n_completions, params.seed, "evaluate"
     )
-    completions = sample_with_progress(load_sampler(folder, tokenizer, sampling), requests, f"evaluation, {name}")
-    rows = completion_rows(prompt_ids, requests, completions, tokenizer, params.iteration)
+    sampled, _ = sample_policy(folder, tokenizer, requests, sampling, f"evaluate_{name}")
+    rows = completion_rows(prompt_ids, requests, sampled.completions, tokenizer, params.iteration)
     scores = score_completions(rows, prompts, params.score)
     return (
         rows.join(scores.select("completion_id", "is_correct", "reward"), on="completion_id", how="left")

@@ -28,3 +28,4 @@ HISTORY = DATA / "history.csv"
 HEALTH = DATA / "health.json"
 
 EXIT_RECORDS = Path(".rollbook/exit")
+SAMPLES = Path(".rollbook/samples")

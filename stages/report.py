@@ -1,11 +1,11 @@
-"""Tables, metrics and the parent's history -> one page, one row of history, the diagnosis."""
+"""Stage `report`: tables, metrics and the parent's history -> one page, one row of history, the diagnosis."""
 
 from __future__ import annotations
 
 import polars as pl
 
 from pipeline.health import as_json, diagnose
-from pipeline.history import append_history, history_row, read_history
+from pipeline.history import append_history, history_row, read_history, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, read_metrics
 from pipeline.params import Params
 from pipeline.report import ReportInput, render_report
@@ -30,7 +30,8 @@ def write_report(params: Params) -> Result:
     """Write the report, the history and the health of this iteration."""
     metrics = read_metrics(paths.METRICS, STAGES_BEFORE_REPORT)
     older = None if params.parent is None else file_at_commit(params.parent, paths.HISTORY).decode("utf-8")
-    row = history_row(params.iteration, metrics)
+    parent_row = None if older is None else row_before(read_history(older), params.iteration)
+    row = history_row(params.iteration, metrics, parent_row)
     history_csv = append_history(older, row)
     history = read_history(history_csv)
     findings = diagnose(params.iteration, metrics, history, params.report.health)

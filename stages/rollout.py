@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 
 from pipeline.params import Params
-from pipeline.policy import load_tokenizer, policy_fingerprint
+from pipeline.policy import load_tokenizer
 from pipeline.rollouts import completion_rows, make_requests, rollout_metrics, tokenize_prompts
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
 from stages import paths
 from stages.inputs import selected_prompts
 from stages.runner import Result, run_stage
-from stages.sampling import load_sampler, sample_with_progress
+from stages.sampling import sample_policy
 
 
 def rollout(params: Params) -> Result:
@@ -23,29 +23,19 @@ def rollout(params: Params) -> Result:
     prompt_ids = prompts["prompt_id"].to_list()
     token_ids = tokenize_prompts(prompts, tokenizer)
     requests = make_requests(prompt_ids, token_ids, params.rollout.group_size, params.seed, params.iteration)
-    sampler = load_sampler(paths.POLICY, tokenizer, params.sampling)
+    sampled, engine = sample_policy(paths.POLICY, tokenizer, requests, params.sampling, "rollout")
 
-    started = time.monotonic()
-    completions = sample_with_progress(sampler, requests, "rollouts")
-    seconds = time.monotonic() - started
-    rows = completion_rows(prompt_ids, requests, completions, tokenizer, params.iteration)
-    fingerprint = policy_fingerprint(paths.POLICY, paths.BASE)
-    metadata = {
-        "policy_fingerprint": fingerprint,
-        "engine": sampler.engine,
-        "engine_version": sampler.version,
+    rows = completion_rows(prompt_ids, requests, sampled.completions, tokenizer, params.iteration)
+    metadata = asdict(engine) | {
         "temperature": repr(params.sampling.temperature),
         "batching": f"max_batch_completions={params.sampling.max_batch_completions}",
     }
     write_table(rows, paths.ROLLOUTS, ROLLOUTS, metadata)
 
-    metrics = rollout_metrics(rows, seconds) | {
-        "policy_fingerprint": fingerprint,
-        "engine": sampler.engine,
-        "engine_version": sampler.version,
-    }
+    metrics = rollout_metrics(rows, sampled.seconds) | asdict(engine)
     line = f"{rows.height} completions of {len(prompt_ids)} prompts, {metrics['n_completion_tokens']} tokens"
-    return Result(f"{line}, {metrics['tokens_per_second']:.0f} tokens/s", metrics)
+    kept = f", {sampled.n_kept} completions of an earlier try" if sampled.n_kept else ""
+    return Result(f"{line}, {metrics['tokens_per_second']:.0f} tokens/s{kept}", metrics)
 
 
 if __name__ == "__main__":

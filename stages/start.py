@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.params import Params
+from pipeline.errors import BadInput
+from pipeline.params import PARAMS_FILE, Params, parse_params
 from pipeline.policy import copy_policy, create_adapter
 from pipeline.seeds import stable_seed
 from pipeline.table_io import atomic_path, write_json, write_table
 from pipeline.tables import PROMPT_STATS
 from pipeline.training.state import TrainerState, load_state, save_state
-from pipeline.versioning import fetch_artifact
+from pipeline.versioning import fetch_artifact, file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
@@ -27,6 +28,7 @@ def start(params: Params) -> Result:
         _lay_out(params)
         origin = "the base model"
     else:
+        _check_parent(params, params.parent)
         for theirs, ours in INHERITED.items():
             fetch_artifact(theirs, params.parent, ours)
         origin = f"commit {params.parent[:12]}"
@@ -34,6 +36,26 @@ def start(params: Params) -> Result:
     step = load_state(paths.TRAINER_STATE).step
     metrics = {"method": params.training.method, "parent": params.parent, "step": step}
     return Result(f"iteration {params.iteration} from {origin}, {params.training.method}, step {step}", metrics)
+
+
+def _check_parent(params: Params, parent: str) -> None:
+    """Raise `BadInput` unless the parent is the iteration before, of the same model trained in the same way."""
+    where = f"{PARAMS_FILE} in commit {parent[:12]}"
+    text = file_at_commit(parent, PARAMS_FILE).decode("utf-8", "replace")
+    theirs = parse_params(text, where)
+    if theirs.iteration + 1 != params.iteration:
+        problem = f"{params.iteration}, but the parent {parent[:12]} holds iteration {theirs.iteration}"
+        raise BadInput(
+            f"{PARAMS_FILE}: iteration", problem, f"Set it to {theirs.iteration + 1}, or name another parent"
+        )
+    for key, ours, other in (
+        ("base_model", params.base_model, theirs.base_model),
+        ("training.method", params.training.method, theirs.training.method),
+        ("training.lora", params.training.lora, theirs.training.lora),
+    ):
+        if ours != other:
+            problem = f"it is {ours!r}, and the parent {parent[:12]} was made with {other!r}"
+            raise BadInput(f"{PARAMS_FILE}: {key}", problem, "Keep it as it was, or begin a new run")
 
 
 def _lay_out(params: Params) -> None:

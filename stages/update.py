@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from pipeline.table_io import read_table, write_table
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
 from pipeline.training.batching import Step, TrainingRow, cut_padded_rows, plan_steps, read_rows
 from pipeline.training.packing import can_pack, cut_packed_rows
-from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state
+from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state, trainable_parameters
 from pipeline.training.trainer import Logprobs, Trainer, record_logprobs
 from stages import paths
 from stages.progress import progress
@@ -45,6 +46,8 @@ def update(params: Params) -> Result:
     reference = _reference_of_whole_model(params, rows, device) if training.method == "full" else None
     dtype = torch.bfloat16 if training.method == "lora" else torch.float32
     model = load_model(paths.POLICY, paths.BASE, device, dtype, is_trainable=True)
+    _check_tokens(rows, model)
+    _check_disk(model, training.method)
     optimizer = make_optimizer(model, state, training)
     steps = _plan(model, rows, params)
     if training.method == "lora" and training.kl_coefficient > 0:
@@ -119,6 +122,28 @@ def _check_method(params: Params) -> None:
     if found != params.training.method:
         problem = f"{params.training.method!r}, and {paths.POLICY} was made for {found!r}"
         raise BadInput("params.yaml: training.method", problem, "Keep the method of the run, or begin a new run")
+
+
+def _check_tokens(rows: Sequence[TrainingRow], model: Model) -> None:
+    n_known = model.get_input_embeddings().num_embeddings
+    for row in rows:
+        for token in {*row.prompt_token_ids, *row.completion_token_ids}:
+            if not 0 <= token < n_known:
+                problem = f"{row.completion_id} has the token id {token}, and the policy knows 0 to {n_known - 1}"
+                raise BadInput(str(paths.TRAINING_SET), problem, "Run `dvc repro` so that it fits the policy")
+
+
+def _check_disk(model: Model, method: str) -> None:
+    """Refuse before hours of training what the disk can't hold after them; say what a large model will take."""
+    n_parameters = sum(parameter.numel() for parameter in trainable_parameters(model).values())
+    # A bfloat16 policy, a float32 master and two moments, each in data/ and in DVC's cache.
+    needed = 2 * n_parameters * (2 + 3 * 4)
+    free = shutil.disk_usage(paths.DATA).free
+    if method == "full":
+        print(f"update: full fine-tuning writes {needed / 1e9:.1f} GB in this iteration, {free / 1e9:.1f} GB are free")
+    if needed > free:
+        problem = f"it needs {needed / 1e9:.1f} GB for the next policy and state, and {free / 1e9:.1f} GB are free"
+        raise BadInput(str(paths.DATA), problem, "Free some space, or set training.method to lora")
 
 
 def _keep_policy() -> Result:

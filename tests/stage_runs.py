@@ -19,6 +19,8 @@ from pipeline.params import Params
 from stages.runner import Result, run_stage
 
 ROOT = Path(__file__).resolve().parent.parent
+PARAMS_FILE = ROOT / "tests/params.yaml"
+"""The params that tests build on: a person's own are in the file at the root."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Ended:
 
 
 def write_params(folder: Path, changes: dict[str, Any]) -> None:
-    """The params.yaml of the repository with `changes`, `{"prompts.train_size": 5}`, written to `folder`."""
+    """A params.yaml, `PARAMS_FILE` with `changes`, `{"prompts.train_size": 5}`, written to `folder`."""
     yaml = YAML(typ="safe", pure=True)
-    params = copy.deepcopy(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8")))
+    params = copy.deepcopy(yaml.load(PARAMS_FILE.read_text(encoding="utf-8")))
     for key, value in changes.items():
         *sections, last = key.split(".")
         section = params

@@ -66,6 +66,14 @@ def test_summary_says_why_numbers_are_missing() -> None:
     assert "Health: 1 warned" in output
 
 
+def test_summary_says_what_the_parent_measured() -> None:
+    write(evaluate={"before": None})
+    assert "Held-out pass@1 before – the iteration that it starts from has none" in summary()
+    report = read_metrics(Path("data/metrics"))["report"]
+    write_json({**report, "eval_pass_at_1_before": 0.25}, Path("data/metrics/report.json"))
+    assert "Held-out pass@1 before 25.0% measured after the update of the parent" in summary()
+
+
 def test_text_in_brackets_is_shown_as_it_is() -> None:
     write(filter={"dropped_reasons": {"[red]odd[/red]": 1}})
     assert "1 dropped ([red]odd[/red])" in summary()

@@ -23,7 +23,7 @@ from pipeline.table_io import write_table
 from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
 from stages.runner import BUG_EXIT_CODE, USAGE_EXIT_CODE
 from tests.iteration_sample import sample_frames, write_iteration
-from tests.stage_runs import ROOT
+from tests.stage_runs import PARAMS_FILE, ROOT
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/sources/README.md")
 BEGIN, END = "<!-- data dictionary: begin -->\n", "<!-- data dictionary: end -->"
@@ -164,7 +164,7 @@ def test_every_parameter_is_shown_with_its_default() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_of_params_are_valid(document: str) -> None:
-    params = load_yaml(text_of("params.yaml"))
+    params = load_yaml(PARAMS_FILE.read_text(encoding="utf-8"))
     for example in code_blocks(text_of(document), "yaml"):
         load_terms(check_params({**params, **load_yaml(example)}, document).score.terms)
 

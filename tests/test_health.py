@@ -128,6 +128,8 @@ def test_a_pass_rate_that_stays_is_never_a_fall() -> None:
         ({"rollout": {"sampling_logprob_mean": float("-inf")}}, "rollout.sampling_logprob_mean"),
         ({"score": {"reward_mean": None}}, "score.reward_mean"),
         ({"score": {"pass_rate": None}}, "score.pass_rate"),
+        ({"score": {"pass_rate": None}, "filter": {"outcomes": {"unscorable": 16}}}, "score.pass_rate"),
+        ({"score": {"pass_rate": None}, "filter": {"outcomes": {"unverified": 13, "mixed": 3}}}, "score.pass_rate"),
         ({"score": {"term_means": {"correct": float("nan")}}}, "score.term_means.correct"),
         ({"evaluate": {"after": None}}, "evaluate.after"),
         ({"evaluate": {"after": {"pass_at_1": None}}}, "evaluate.after.pass_at_1"),
@@ -146,6 +148,7 @@ def test_a_number_that_is_not_there_warns(changes: dict[str, Any], named: str) -
         {"evaluate": {"is_scheduled": False, "before": None, "after": None}},
         {"evaluate": {"before": None}},
         {"score": {"pass_rate": None}, "filter": {"outcomes": {"mixed": 0, "unverified": 16}}},
+        {"score": {"pass_rate": None}, "filter": {"outcomes": {"unverified": 13, "unscorable": 3}}},
         no_group_kept(),
     ],
 )

@@ -62,6 +62,16 @@ def test_row_is_null_where_there_is_no_number() -> None:
     ]
 
 
+def test_before_is_the_parents_after_where_it_was_not_measured_again() -> None:
+    parent = history_row(2, sample_metrics())
+    unmeasured = sample_metrics(evaluate={"before": None})
+    assert history_row(3, unmeasured, parent)["eval_pass_at_1_before"] == 0.234375
+    assert history_row(3, unmeasured)["eval_pass_at_1_before"] is None
+    assert history_row(3, sample_metrics(), parent)["eval_pass_at_1_before"] == 0.171875
+    without_verdict = sample_metrics(evaluate={"before": {"pass_at_1": None}})
+    assert history_row(3, without_verdict, parent)["eval_pass_at_1_before"] is None
+
+
 def test_first_iteration_makes_the_file() -> None:
     text = append_history(None, a_row(0, 0.25))
     n_empty = len(COLUMNS) - 2

@@ -53,10 +53,7 @@ ONLY_IN = {
     "safetensors.torch": ["pipeline/training/"],
     "transformers": ["pipeline/sampling/", "pipeline/policy.py", "pipeline/base_model.py"],
     "peft": ["pipeline/sampling/", "pipeline/policy.py", "pipeline/base_model.py"],
-    "vllm": ["pipeline/sampling/vllm_sampler.py"],
-    "prefect": ["prefect_flows/"],
 }
-FLOWS_MAY_IMPORT = {f"pipeline.{name}" for name in ("params", "versioning", "history", "audit", "health", "errors")}
 
 
 # The import graph -----------------------------------------------------------------------------------------------------
@@ -66,7 +63,7 @@ FLOWS_MAY_IMPORT = {f"pipeline.{name}" for name in ("params", "versioning", "his
 def modules() -> dict[str, Path]:
     """Dotted name -> file, relative to the root, of every module of the project."""
     found = {}
-    for package in ("pipeline", "stages", "prefect_flows"):
+    for package in ("pipeline", "stages"):
         for file in sorted((ROOT / package).rglob("*.py")):
             path = file.relative_to(ROOT)
             parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
@@ -115,22 +112,14 @@ def test_the_graph_is_seen() -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in modules() if name.startswith("pipeline")])
-def test_the_library_imports_no_stage_and_no_flow(module: str) -> None:
-    assert not [name for name in imports(module) if name.split(".")[0] in ("stages", "prefect_flows", "tests")]
+def test_the_library_imports_no_stage(module: str) -> None:
+    assert not [name for name in imports(module) if name.split(".")[0] in ("stages", "tests")]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_imports_no_other_stage(stage: str) -> None:
     others = {f"stages.{other}" for other in STAGES if other != stage}
     assert not closure(f"stages.{stage}") & others
-    assert not [name for name in imports(f"stages.{stage}") if name.startswith("prefect_flows")]
-
-
-def test_flows_import_little_and_no_stage() -> None:
-    for module in modules():
-        if module.startswith("prefect_flows"):
-            used = {name for name in first_party(module) if not name.startswith("prefect_flows")} - {"pipeline"}
-            assert used <= FLOWS_MAY_IMPORT, module
 
 
 @pytest.mark.parametrize("package", ONLY_IN)

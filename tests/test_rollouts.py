@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from jinja2 import TemplateError
 
 from pipeline.errors import BadInput
 from pipeline.policy import end_token_ids, load_model, load_tokenizer, policy_fingerprint
@@ -83,10 +84,26 @@ def test_prompts_keep_their_order_and_their_own_lengths(tokenizer: Any) -> None:
 
 
 def test_a_prompt_of_no_token_is_named() -> None:
-    silent: Any = SimpleNamespace(apply_chat_template=lambda chat, **options: [] if "b" in chat[0]["content"] else [1])
+    silent: Any = SimpleNamespace(
+        chat_template="{}", apply_chat_template=lambda chat, **options: [] if "b" in chat[0]["content"] else [1]
+    )
     with pytest.raises(BadInput) as caught:
         tokenize_prompts(prompts_of("a", "b"), silent)
     assert str(caught.value).startswith("data/prompts.parquet: prompt_id 'p1' becomes no token. ")
+
+
+def test_a_template_that_refuses_a_chat_is_named() -> None:
+    def refuse(chat: Any, **options: Any) -> list[int]:
+        raise TemplateError("system messages are not supported")
+
+    picky: Any = SimpleNamespace(chat_template="{}", apply_chat_template=refuse)
+    with pytest.raises(BadInput, match=r"refuses prompt_id 'p0' \(system messages are not supported\)"):
+        tokenize_prompts(prompts_of("a"), picky)
+
+
+def test_a_tokenizer_without_a_chat_template_is_named() -> None:
+    with pytest.raises(BadInput, match=r"data/base: its tokenizer has no chat template"):
+        tokenize_prompts(prompts_of("a"), SimpleNamespace(chat_template=None))
 
 
 def test_seeds_are_hashes_of_all_that_makes_a_completion() -> None:

@@ -65,8 +65,6 @@ def test_odd_values_survive(path: Path) -> None:
     for row, text in enumerate(["", "\x00 \u2028 \U0001f600 \"'\\", "line\nline"]):
         frame = with_value(frame, row, "completion_text", text)
     frame = with_value(frame, 0, "seed", 2**63 - 1)
-    frame = with_value(frame, 1, "completion_token_ids", [])
-    frame = with_value(frame, 1, "sampling_logprobs", [])
     frame = with_value(frame, 2, "sampling_logprobs", [-0.0, -3.4e38])
     write_table(frame, path, ROLLOUTS)
     assert read_table(path, ROLLOUTS).equals(frame)
@@ -89,12 +87,13 @@ def test_a_table_that_needs_rows_is_not_written_without(lazily: bool, path: Path
     assert list(path.parent.glob("*")) == []
 
 
-def test_columns_of_terms_come_last_and_by_name(path: Path) -> None:
+def test_columns_of_terms_come_by_name_before_the_error(path: Path) -> None:
     frame = example(REWARDS).with_columns(reward_z=pl.lit(1.0), reward_a=pl.lit(0.5))
     shuffled = frame.select(sorted(frame.columns, reverse=True))
     write_table(shuffled, path, REWARDS)
-    assert read_table(path, REWARDS).columns == [*REWARDS.schema, "reward_a", "reward_z"]
-    assert read_table(path, REWARDS).equals(frame.select(*REWARDS.schema, "reward_a", "reward_z"))
+    expected = [*list(REWARDS.schema)[:-1], "reward_a", "reward_z", "score_error"]
+    assert read_table(path, REWARDS).columns == expected
+    assert read_table(path, REWARDS).equals(frame.select(expected))
 
 
 def test_metadata_is_read_back(path: Path) -> None:

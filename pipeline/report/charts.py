@@ -16,6 +16,7 @@ from pipeline.history import HistoryRow
 
 MAX_DISTINCT_VALUES = 12
 MAX_BINS = 30
+MAX_TICKS = 10
 MAX_POINTS = 60
 """A longer curve is drawn without a dot per iteration."""
 
@@ -74,14 +75,28 @@ def curve_chart(
         return None
     long = long.with_columns(pl.col("part").replace_strict(columns))
     colors = dict(zip(columns.values(), ("var(--accent)", "var(--second)"), strict=False))
-    x = alt.X("iteration:Q", title="iteration", axis=alt.Axis(tickMinStep=1, format="d"))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
-    line = alt.Chart(long).mark_line(point=len(history) <= MAX_POINTS).encode(x, y, _color(colors))
+    color = _color(colors, long["part"], has_legend=len(columns) > 1)
+    x, y = _iteration_axis(frame["iteration"]), _value_axis(frame.drop("iteration"))
+    line = alt.Chart(long).mark_line(point=len(history) <= MAX_POINTS).encode(x, y, color)
     if band is None or frame.drop_nulls(band).height == 0:
         return _svg(line, width=300, height=130)
     low, high = (f"{name}:Q" for name in band)
     area = alt.Chart(frame.drop_nulls(band)).mark_area(opacity=0.18, color="var(--second)").encode(x, y=low, y2=high)
     return _svg(area + line, width=300, height=130)
+
+
+def _iteration_axis(iterations: pl.Series) -> alt.X:
+    # Not more ticks than iterations, so that each is at a whole number.
+    axis = alt.Axis(tickCount=min(iterations[-1] - iterations[0], MAX_TICKS), format="d")
+    return alt.X("iteration:Q", title="iteration", axis=axis, scale=alt.Scale(zero=False, nice=False))
+
+
+def _value_axis(values: pl.DataFrame) -> alt.Y:
+    """An axis over the extent of all `values`; where they are all equal, it reaches from 0 to them, or to 1."""
+    found = [value for column in values for value in column.drop_nulls()]
+    flat = alt.Scale(domain=sorted((0, found[0] or 1)))
+    scale = flat if min(found) == max(found) else alt.Scale(zero=False)
+    return alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=4))
 
 
 def _extent(counts: pl.DataFrame) -> tuple[float, float]:
@@ -92,7 +107,7 @@ def _extent(counts: pl.DataFrame) -> tuple[float, float]:
 def _bars(counts: pl.DataFrame, title: str, colors: dict[str, str]) -> Markup:
     """A bar per value, with the number of completions above it."""
     x = alt.X("value:O", title=title, axis=alt.Axis(labelAngle=0, format=".4~g"))
-    bars = alt.Chart(counts).mark_bar(size=36).encode(x, _n_axis(), _color(colors))
+    bars = alt.Chart(counts).mark_bar(size=36).encode(x, _n_axis(), _color(colors, counts["part"]))
     totals = alt.Chart(counts.group_by("value", maintain_order=True).agg(pl.sum("n")))
     labels = totals.mark_text(dy=-7, color="var(--ink)").encode(x, alt.Y("n:Q"), alt.Text("n:Q", format=","))
     return _svg(bars + labels)
@@ -112,16 +127,18 @@ def _binned(counts: pl.DataFrame, start: float, width: float, title: str, colors
     x = alt.X("low:Q", title=title, axis=axis, scale=alt.Scale(zero=False))
     # A bar with two x and one y would be drawn lying: say that it stands.
     bars = alt.Chart(bins).mark_bar(orient="vertical", binSpacing=1)
-    return _svg(bars.encode(x, alt.X2("high:Q"), _n_axis(), _color(colors)))
+    return _svg(bars.encode(x, alt.X2("high:Q"), _n_axis(), _color(colors, counts["part"])))
 
 
 def _n_axis() -> alt.Y:
     return alt.Y("n:Q", title="completions", stack="zero", axis=alt.Axis(tickCount=4, tickMinStep=1))
 
 
-def _color(colors: dict[str, str]) -> alt.Color:
-    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
-    return alt.Color("part:N", scale=scale, legend=alt.Legend(title=None, orient="top") if len(colors) > 1 else None)
+def _color(colors: dict[str, str], parts: pl.Series, has_legend: bool = True) -> alt.Color:
+    """The colour of each part; the legend lists those that occur in `parts`."""
+    occurring = [part for part in colors if part in parts]
+    scale = alt.Scale(domain=occurring, range=[colors[part] for part in occurring])
+    return alt.Color("part:N", scale=scale, legend=alt.Legend(title=None, orient="top") if has_legend else None)
 
 
 def _svg(chart: alt.Chart | alt.LayerChart, width: int = 420, height: int = 180) -> Markup:

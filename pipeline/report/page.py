@@ -14,7 +14,7 @@ from pipeline.history import HistoryRow, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, Metrics
 from pipeline.report import charts, text
 from pipeline.report.groups import Tables, view_outcomes
-from pipeline.summary import decimal, facts, interval, percent, why_no_evaluation, why_no_step
+from pipeline.summary import decimal, facts, interval, percent, signed, why_no_evaluation, why_no_step
 from pipeline.tables import TRAIN_STEPS, Outcome
 
 MAX_STEPS = 40
@@ -25,9 +25,9 @@ MAX_STEPS = 40
 class ReportInput:
     """What the page is made of.
 
-    `history` has a row per iteration up to this one. `tables` maps names to lazy frames: prompts, selection, rollouts,
-    rewards, advantages, groups, train_steps and eval, of which rollouts has `n_tokens` in place of the token ids
-    and log-probabilities.
+    `history` has a row per iteration, and ends with the row of this one. `tables` maps names to lazy frames: prompts,
+    selection, rollouts, rewards, advantages, groups, train_steps and eval, of which rollouts has `n_tokens` in place
+    of the token ids and log-probabilities.
     """
 
     iteration: int
@@ -46,7 +46,7 @@ def render_report(given: ReportInput) -> str:
         given=given,
         metrics=metrics,
         level=overall_level(given.findings),
-        facts=facts(metrics),
+        facts=facts({**metrics, "report": given.history[-1]}),
         curves=_curves(given.history),
         outcome_rows=_outcome_rows(given.tables["groups"]),
         reward_chart=charts.reward_chart(given.tables["rewards"]),
@@ -69,7 +69,13 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        inert=text.inert, preview=text.preview, decimal=decimal, percent=percent, interval=interval
+        inert=text.inert,
+        preview=text.preview,
+        heading=text.heading,
+        decimal=decimal,
+        percent=percent,
+        signed=signed,
+        interval=interval,
     )
     environment.tests["long"] = text.is_long
     return environment.get_template("page.html.j2")

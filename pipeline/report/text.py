@@ -18,6 +18,9 @@ MAX_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 400
 """A longer text is folded up, with this much of it in view."""
 
+HEADING_CHARACTERS = 160
+"""A longer heading loses its middle."""
+
 # Controls but tab and newline, soft hyphen, zero-width and directional marks, line and paragraph separators,
 # annotations, tags and the variation selectors beyond the basic plane. The zero-width joiners stay: Persian, Hindi
 # and many emoji are written with them.
@@ -59,6 +62,19 @@ def preview(text: str) -> Markup:
     if len(text) > MAX_CHARACTERS:
         length += f", the first {MAX_CHARACTERS:,} of them on this page"
     return Markup().join(_pieces(beginning)) + Markup(' <span class="cut">… {}</span>').format(length)
+
+
+def heading(text: str) -> Markup:
+    """`text` as one line; of a long one the beginning and the end, as many prompts begin alike.
+
+    >>> heading(f"Solve:\\n{'1 + ' * 100}2")[-9:]
+    Markup('1 + 1 + 2')
+    """
+    line = " ".join(text.split())
+    if len(line) <= HEADING_CHARACTERS:
+        return inert(line)
+    half = HEADING_CHARACTERS // 2
+    return inert(f"{line[:half]} … {line[-half:]}")
 
 
 def _pieces(text: str) -> Iterator[Markup]:

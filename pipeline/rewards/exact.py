@@ -19,12 +19,13 @@ MAX_BITS = 1 << 17
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?) ?= ?(?=[^=]+$)")
 _THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:[, ]\d{3})+(?![\d,)])")  # but (1,234) is a pair
+_MODULUS = re.compile(r" ?\\pmod ?\{? ?(\w+) ?\}?$")
 _PERCENT = re.compile(r" ?(?:%|\\text ?\{ ?(?:%|percent) ?\}|\bpercent)$", re.IGNORECASE)
 _SCALE = re.compile(rf" ?(?:\\text ?\{{ ?)?\b({'|'.join(_SCALES)})\b[a-zA-Z }}]*$", re.IGNORECASE)
 _NO_UNIT = "and|or|mod|sin|cos|tan|log|exp|min|max|gcd|lcm|det|inf"
 _UNIT = re.compile(
     r"(?: ?\\(?:text|mathrm|textrm|mbox|operatorname) ?\{[^{}\d]*\}"  # \text{cm}
-    r"|(?<=[\d}]) ?(?:[cmk]m|[km]g|ml|ft|lb|oz|hr|in|mi)"
+    r"|(?<=[\d}]) ?(?:[cmk]m|[km]g|ml|ft|lb|oz|hr|in|mi|mph|(?:[ck]?m|mi|ft)/(?:s|min|hr?))"
     rf"|(?<=[\d}}])(?: (?!(?:{_NO_UNIT})\b)[a-zA-Z]{{3,}})+"  # square meters
     r")(?: ?\^ ?\{?\d\}?)?$"
     r"| ?\^ ?(?:\\circ|\{ ?\\circ ?\}) ?[CF]?$"
@@ -38,11 +39,15 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class ExactNumber:
-    """A rational number as an answer states it: `50%` is 1/2 as a percentage, and `x = 5` is 5 for `x`."""
+    """A rational number as an answer states it: `50%` is 1/2 as a percentage, and `x = 5` is 5 for `x`.
+
+    `modulus` is the one that is stated after the number.
+    """
 
     value: Fraction
     is_percent: bool = False
     variable: str | None = None
+    modulus: str | None = None
 
 
 class _UndecidedError(Exception):
@@ -54,7 +59,7 @@ def exact_number(text: str) -> ExactNumber | None:
     r"""The exact value of `text`, units dropped, or None where it has none here.
 
     >>> exact_number(r"x = 1{,}000.5\,\text{cm}")
-    ExactNumber(value=Fraction(2001, 2), is_percent=False, variable='x')
+    ExactNumber(value=Fraction(2001, 2), is_percent=False, variable='x', modulus=None)
     >>> exact_number(r"2003^{2002^{2001}}") is None
     True
     """
@@ -62,6 +67,9 @@ def exact_number(text: str) -> ExactNumber | None:
     variable = _VARIABLE.match(text)
     if variable:
         text = text[variable.end() :]
+    modulus = _MODULUS.search(text)
+    if modulus:
+        text = text[: modulus.start()]
     text, n_percents = _PERCENT.subn("", text.strip())
     if not n_percents:
         text, scale = _without_unit(text)
@@ -70,7 +78,7 @@ def exact_number(text: str) -> ExactNumber | None:
         value = value / 100 if n_percents else value * scale
     except (_UndecidedError, ZeroDivisionError):
         return None
-    return ExactNumber(value, bool(n_percents), variable[1] if variable else None)
+    return ExactNumber(value, bool(n_percents), variable[1] if variable else None, modulus[1] if modulus else None)
 
 
 def _without_unit(text: str) -> tuple[str, int]:
@@ -86,6 +94,8 @@ def are_equal(reference: ExactNumber, answer: ExactNumber) -> bool:
     since its question asked for percent.
     """
     if reference.variable and answer.variable and reference.variable != answer.variable:
+        return False
+    if reference.modulus and answer.modulus and reference.modulus != answer.modulus:
         return False
     if reference.is_percent and not answer.is_percent and reference.value * 100 == answer.value:
         return True

@@ -25,10 +25,14 @@ _DELIMITED = re.compile(
     | \*\*(?P<bold>[^\n]+?)\*\* | `(?P<code>[^\n]+?)` | \\\((?P<round>.+?)\\\) | \\\[(?P<square>.+?)\\\]""",
     re.VERBOSE | re.DOTALL,
 )
-_TAIL = re.compile(r"[.!?;](?=\s|$).*|(?<=\d)\s+(?=[A-Z][a-z]*\s+[a-z]).*", re.DOTALL)
+_TAIL = re.compile(r"[.!?;](?=\s|$).*|,\s+not\b.*|(?<=\d)\s+(?=[A-Z][a-z]*\s+[a-z]).*", re.DOTALL)
+_SEPARATOR = re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))", re.ASCII)
+_LOOSE_SIGN = re.compile(r"(\A|[=(]|\bis\b) *[-\u2212] +(?=[$]?(?:\.?\d|\\[dtc]?frac))", re.ASCII)
+_FRACTION = re.compile(r"\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}", re.ASCII)
 _NUMBER = re.compile(
-    r"""(?<![\w])(?P<sign>(?<![\w)\]}.%])[-\u2212](?=[$]?\.?\d))?[$]?
-    (?P<number>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:/\d+(?![\d/]|\.\d))?|\.\d+)""",
+    r"""(?<![\w])(?P<sign>(?<![\w)\]}.%])[-\u2212](?=[$]?(?:\.?\d|\\[dtc]?frac)))?[$]?
+    (?P<number>(?:\d+[ ]?)?\\[dtc]?frac\s*\{\d+\}\s*\{\d+\}
+    |(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:/\d+(?![\d/]|\.\d))?|\.\d+)""",
     re.VERBOSE | re.ASCII,
 )
 
@@ -76,15 +80,20 @@ def final_answer(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number: signed, with decimals, thousands separators, an exponent, or as a fraction.
+    r"""The last number: signed, with decimals, thousands separators, an exponent, or as a fraction.
 
-    A minus between two operands is no sign.
+    A minus between two operands is no sign, and one with a space after it only where nothing can stand before it.
 
     >>> last_number("4 - 9 = -5"), last_number("so 4 + 8 = 12."), last_number("5-3"), last_number("about -3/4 of 1,000")
     ('-5', '12', '3', '1,000')
+    >>> last_number(r"$x = - 12{,}345$"), last_number(r"or 2\frac{3}{4}")
+    ('-12345', '2 3/4')
     """
-    last = _last(_NUMBER, text)
-    return None if last is None else ("-" if last["sign"] else "") + last["number"]
+    last = _last(_NUMBER, _LOOSE_SIGN.sub(r"\1 -", _SEPARATOR.sub("", text)))
+    if last is None:
+        return None
+    number = " ".join(_FRACTION.sub(r" \1/\2", last["number"]).split())
+    return ("-" if last["sign"] else "") + number
 
 
 def answer_tag(text: str) -> str | None:

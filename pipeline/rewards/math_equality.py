@@ -34,6 +34,12 @@ def compare(reference: str, answer: str) -> tuple[float | None, str | None]:
     return float(_are_equal(parsed, _parse(plain[1]))), None
 
 
+def refuse(reference: str, reason: str | None) -> tuple[float | None, str | None]:
+    """0 and `reason`, for a completion with nothing to compare; null with the reason if `reference` can't be read."""
+    error = check_reference(reference)
+    return (None, error) if error else (0.0, reason)
+
+
 @lru_cache(maxsize=4096)
 def check_reference(reference: str) -> str | None:
     """Why no answer can be compared with `reference`, or None. One that never ends in a comparison hangs here too."""

@@ -6,6 +6,9 @@ Deviations from math-verify alone:
 3. 50% is 0.5 and not 50, unless the reference itself is a percentage.
 4. Words are compared as words; math-verify reads `dog` as a product of three variables.
 5. Numerals in two bases are equal only in the same base; math-verify drops the base.
+6. Text is a unit only beside a single number: `12 apples and 3 pears` is not 12.
+
+math-verify alone compares what is irrational, and takes a decimal of six digits or so for it: 3.141593 is pi there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ _WORKER = "pipeline.rewards.math_equality"
 _BASE_NUMERAL = re.compile(r"([0-9A-Fa-f]+) ?_ ?\{? ?(\d+) ?\}?")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox) ?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-z][a-z' -]*[a-z]")
+_SHORT_WORDS = frozenset({"go", "he", "if", "in", "is", "it", "my", "no", "of", "on", "so", "to", "up", "us", "we"})
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox) ?\{[^{}]*\}(?: ?\^ ?\{?-?\d+\}?)?")
 _MATHEMATICS = re.compile(r"\b(?:sin|cos|tan|log|ln|exp|and|or|inf|infinity)\b")
 
 
@@ -42,22 +47,28 @@ class MathVerifier:
             return unjudged(answer, f"answer: the prompt's is {prompt.answer!r}, so there is nothing to compare with")
         if excess := self._excess(reference):
             return unjudged(answer, f"answer: the prompt's {excess}")
-        if answer is None:
-            return wrong()
-        if excess := self._excess(answer):
-            return wrong(answer, f"the completion's answer {excess}")
+        excess = None if answer is None else self._excess(answer)
+        if answer is None or excess:
+            error = f"the completion's answer {excess}" if excess else None
+            # A reference that equals itself at once can be read; for any other, a worker finds out.
+            is_readable = compare_at_once(reference, reference)
+            return wrong(answer, error) if is_readable else self._ask("refuse", reference, answer, error)
         is_equal = compare_at_once(reference, answer)
-        if is_equal is not None:
-            return right(answer) if is_equal else wrong(answer)
+        if is_equal is None:
+            return self._ask("compare", reference, answer, answer)
+        return right(answer) if is_equal else wrong(answer)
+
+    def _ask(self, function: str, reference: str, answer: str | None, argument: str | None) -> Question:
         limit = self._params.time_limit_seconds
-        call = Call(f"{_WORKER}:compare", (reference, answer), limit)
+        call = Call(f"{_WORKER}:{function}", (reference, argument), limit)
         check = Call(f"{_WORKER}:check_reference", (reference,), limit)
         return Question(answer, call, check, warm_up=Call(f"{_WORKER}:check_reference", ("1",), limit))
 
     def _excess(self, answer: str) -> str | None:
         if len(answer) > self._params.max_answer_characters:
             return f"is longer than score.math.max_answer_characters, {self._params.max_answer_characters}"
-        return f"has brackets nested more than {MAX_NESTING} deep" if nesting(answer) > MAX_NESTING else None
+        is_too_deep = nesting(plain_latex(answer)) > MAX_NESTING
+        return f"has brackets nested more than {MAX_NESTING} deep" if is_too_deep else None
 
 
 def reference_in(answer: str) -> str | None:
@@ -81,16 +92,25 @@ def compare_at_once(reference: str, answer: str) -> bool | None:
     if numbers[0] and numbers[1]:
         return are_equal(numbers[0], numbers[1])
     plain = plain_latex(reference), plain_latex(answer)
+    if numbers[0] and _has_several_numbers(plain[1]):
+        return False
     numerals = _BASE_NUMERAL.fullmatch(plain[0]), _BASE_NUMERAL.fullmatch(plain[1])
     if numerals[0] and numerals[1]:
         return numerals[0].groups() == numerals[1].groups()
-    texts = _words(plain[0]), _words(plain[1])
-    return texts[0] == texts[1] if texts[0] and texts[1] else None
+    words = _words(plain[0]), _words(plain[1])
+    if not (words[0] and words[1]):
+        return None
+    are_letters = any(len(word) == 2 and "\\" not in text for word, text in zip(words, plain, strict=True) if word)
+    return None if are_letters and _SHORT_WORDS.isdisjoint(words) else words[0] == words[1]
+
+
+def _has_several_numbers(text: str) -> bool:
+    r"""Whether text stands between numbers of `text`, as in ``12\text{ apples and }3``."""
+    return sum(bool(re.search(r"\d", part)) for part in _TEXT.split(text)) > 1
 
 
 def _words(text: str) -> str | None:
-    """`text` in lower case where it is made of words, and of no mathematics; a single short word may be a product."""
-    bare, n_wrapped = _WRAPPED.subn(r"\1", text)
+    """`text` in lower case where it is made of words, and of no mathematics."""
+    bare = _WRAPPED.sub(r"\1", text)
     bare = " ".join(bare.split()).strip("(). ").lower()
-    is_long = len(bare) >= 3 or (n_wrapped and bare)
-    return bare if is_long and _WORDS.fullmatch(bare) and not _MATHEMATICS.search(bare) else None
+    return bare if _WORDS.fullmatch(bare) and not _MATHEMATICS.search(bare) else None

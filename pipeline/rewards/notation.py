@@ -3,6 +3,7 @@ r"""One notation for an answer, whatever its writer used: plain LaTeX without de
 from __future__ import annotations
 
 import re
+import unicodedata
 
 MAX_NESTING = 50
 """Brackets within brackets that an answer may have; what is deeper isn't parsed."""
@@ -20,26 +21,34 @@ _SIGNS = str.maketrans(
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
         "\u2260": r"\ne ",
+        "\u2248": r"\approx ",
         "\u222a": r"\cup ",
         "\u2205": r"\emptyset ",
         "\u00b0": r"^\circ ",
         "\u00b1": r"\pm ",
         "\u221a": r"\sqrt ",
-        "\u2044": "/",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u00a0": " ",
         "\u20ac": "",
         "\u00a3": "",
         "\u00a5": "",
     }
 )
+# What compatibility characters stand for, which normalization would run into the characters beside them.
+_SCRIPTS = (
+    (re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f]+"), r"^{\g<0>}"),
+    (re.compile("[\u2080-\u208b]+"), r"_{\g<0>}"),
+    (re.compile("[\u00bc-\u00be\u2150-\u215e]"), r" \g<0>"),  # 2 and a half, not 21/2
+)
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
+        (r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}"),
+        ("\u2044", "/"),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[!$]|\$|(?<!\\)\\[()\[\]]|\*\*(?!.)|^\*\*", ""),
         (r"\{,\}", ","),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"^\s*\\approx(?![a-zA-Z])", ""),
+        (r"^\s*\\(?:text|mathrm|mbox) ?\{[^{}]*(?:\bis|[:=])\s*\}", ""),  # \text{The answer is }
         (r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"(?<!\\)\\%", "%"),
@@ -60,8 +69,12 @@ def plain_latex(text: str) -> str:
     '( \\frac{1}{2}, 3 )'
     >>> plain_latex("−2π")
     '-2\\pi'
+    >>> plain_latex("x² + 2½")
+    'x^{2} + 2 \\frac{1}{2}'
     """
-    text = text.translate(_SIGNS)
+    for pattern, by in _SCRIPTS:
+        text = pattern.sub(by, text)
+    text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for pattern, by in _REWRITES:
         text = pattern.sub(by, text)
     return text.strip().rstrip(".,;").strip()

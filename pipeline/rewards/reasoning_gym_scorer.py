@@ -19,14 +19,17 @@ from pipeline.rewards.workers import describe
 _NONSENSE = "?!"
 
 
-def score(metadata: str, answer: str) -> tuple[float | None, str | None]:
+def score(metadata: str, answer: str | None) -> tuple[float | None, str | None]:
     """The task's own score of `answer`, from 0 to 1, and what went wrong; null where the prompt can't be judged.
 
-    An answer that its task's scorer can't digest scores 0: a task reads only the form that its question asked for.
+    No answer scores 0, and so does one that the task's scorer can't digest: a task reads only the form that its
+    question asked for.
     """
     error = check_reference(metadata)
     if error:
         return None, error
+    if answer is None:
+        return 0.0, None
     try:
         return _score(metadata, answer), None
     except Exception as failure:  # whatever a scorer raises on an answer

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pipeline.params import ReasoningGymParams
 from pipeline.rewards.completion import Verdict
 from pipeline.rewards.extraction import EXTRACTIONS
-from pipeline.rewards.verifier import Prompt, Question, unjudged, wrong
+from pipeline.rewards.verifier import Prompt, Question, unjudged
 from pipeline.rewards.workers import Call
 
 _WORKER = "pipeline.rewards.reasoning_gym_scorer"
@@ -22,12 +22,10 @@ class ReasoningGymVerifier:
         self._extract = EXTRACTIONS[params.extract]
 
     def judge(self, completion_text: str, prompt: Prompt) -> Verdict | Question:
-        """A question for the task's scorer, wherever the completion has an answer."""
+        """A question for the task's scorer, which alone can tell whether the prompt can be judged at all."""
         answer = self._extract(completion_text)
         if not prompt.metadata:
             return unjudged(answer, "metadata: it is null, and the verifier reasoning_gym needs the task's entry in it")
-        if answer is None:
-            return wrong()
         call = Call(f"{_WORKER}:score", (prompt.metadata, answer), self._limit)
         check = Call(f"{_WORKER}:check_reference", (prompt.metadata,), self._limit)
         warm_up = Call(f"{_WORKER}:import_task", (_task(prompt.metadata),), self._limit)

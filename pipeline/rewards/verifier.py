@@ -29,7 +29,7 @@ class Question:
     itself is to blame when `call` takes too long. `warm_up` makes a worker import what `call` needs.
     """
 
-    extracted_answer: str
+    extracted_answer: str | None
     call: Call
     reference_check: Call
     warm_up: Call

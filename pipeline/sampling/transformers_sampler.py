@@ -47,7 +47,7 @@ class TransformersSampler:
     """
 
     engine = "transformers"
-    version = transformers.__version__
+    version = f"{transformers.__version__} (torch {torch.__version__})"
 
     def __init__(self, model: Model, end_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.model = model

@@ -57,10 +57,8 @@ class Batch:
 
 
 def read_rows(training_set: pl.DataFrame, mask_truncated: bool) -> list[TrainingRow]:
-    """The rows to train on: those with a token, and with `mask_truncated` only those that came to an end."""
-    rows = training_set.filter(pl.col("completion_token_ids").list.len() > 0)
-    if mask_truncated:
-        rows = rows.filter(~pl.col("is_truncated"))
+    """The rows to train on: all, or with `mask_truncated` those that came to an end."""
+    rows = training_set.filter(~pl.col("is_truncated")) if mask_truncated else training_set
     columns = list(TrainingRow.__dataclass_fields__)
     return [TrainingRow(**row) for row in rows.select(columns).iter_rows(named=True)]
 

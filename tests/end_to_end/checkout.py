@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -24,6 +25,7 @@ TABLES_UP_TO_TRAINING_SET = (
     "training_set",
     "next_prompt_stats",
 )
+COMPILES_ELSEWHERE = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 TERM = """
 from pipeline.rewards.completion import Completion
 
@@ -60,8 +62,26 @@ class Checkout:
         self.git("init", "--quiet", "--initial-branch", "main")
         self.commit("the project")
 
+    def clone(self, folder: Path) -> Checkout:
+        """A clone of what is committed, with the data of the commit out of this checkout's DVC cache."""
+        self.git("clone", "--quiet", str(self.folder), str(folder))
+        clone = copy.copy(self)
+        clone.folder = folder
+        clone.dvc("cache", "dir", "--local", str(self.folder / ".dvc/cache"))
+        clone.dvc("checkout")
+        return clone
+
+    def compile(self, module: str) -> list[Path]:
+        """Import `module`, edited in nothing but its time; return the files of compiled code beside it."""
+        source = self.folder.joinpath(*module.split(".")).with_suffix(".py")
+        compiled = source.parent / "__pycache__"
+        shutil.rmtree(compiled, ignore_errors=True)
+        source.touch()
+        self.python(f"import {module}")
+        return list(compiled.glob(f"{source.stem}.*.pyc"))
+
     def set_params(self, changes: dict[str, Any]) -> None:
-        """Write params.yaml: that of the project with `changes`."""
+        """Write params.yaml: that of the tests with all `changes` so far, in iteration 0 where they name no other."""
         self.params = {**getattr(self, "params", {}), **changes}
         write_params(self.folder, self.params)
 
@@ -79,6 +99,10 @@ class Checkout:
     def dvc(self, *arguments: str) -> str:
         """Run dvc; return what it prints."""
         return self._run(sys.executable, "-m", "dvc", *arguments).stdout
+
+    def python(self, code: str) -> str:
+        """Run lines of Python; return what they print."""
+        return self._run(sys.executable, "-c", code).stdout
 
     def start_repro(self) -> subprocess.Popen[str]:
         """`dvc repro` in a process group of its own, to be killed as a whole."""
@@ -116,8 +140,10 @@ def make_model(folder: Path) -> Path:
 
 
 def _environment() -> dict[str, str]:
+    """A person's: Python keeps compiled code beside the modules, and the project is found in the current directory."""
+    kept = {name: value for name, value in os.environ.items() if name not in COMPILES_ELSEWHERE}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": ".", "PYTHONSAFEPATH": "", "GIT_CONFIG_GLOBAL": os.devnull}
+    return {**kept, "PATH": path, "PYTHONPATH": ".", "PYTHONSAFEPATH": "", "GIT_CONFIG_GLOBAL": os.devnull}
 
 
 def _project_files() -> list[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from pipeline.table_io import read_table
 from pipeline.tables import TABLES, Table
 from tests.end_to_end.checkout import Checkout, make_model
+from tests.test_docs import code_blocks, section
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +77,17 @@ def test_a_second_repro_does_nothing_and_leaves_git_clean(first: Checkout) -> No
     assert "Running stage" not in out
     assert "up to date" in out
     assert first.git("status", "--porcelain") == ""
+
+
+def test_compiled_code_makes_no_stage_look_changed(first: Checkout, tmp_path: Path) -> None:
+    for checkout in (first, first.clone(tmp_path / "clone")):
+        assert checkout.compile("pipeline.rewards.scoring")
+        assert "up to date" in checkout.dvc("status")
+
+
+def test_the_policy_loads_as_the_readme_says(first: Checkout) -> None:
+    (lines,) = code_blocks(section("## Load the policy"), "python")
+    assert "1 + 3 + 4 =" in first.python(lines)
 
 
 def test_dvc_reads_well(first: Checkout) -> None:
@@ -153,17 +166,24 @@ def test_a_parent_that_does_not_exist_is_named(first: Checkout) -> None:
 def test_a_killed_repro_goes_on_to_the_same_result(first: Checkout, model: Path, tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, model)
     draw = random.Random(0)
-    for _ in range(3):
+    for stage in sorted(draw.sample(STAGES[:-1], 3), key=STAGES.index):  # after the last there is little to kill
         process = checkout.start_repro()
-        time.sleep(draw.uniform(2, 12))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        _wait_for(f"Running stage '{stage}'", process)
+        time.sleep(draw.uniform(0, 1))
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        assert process.returncode == -signal.SIGKILL
         _remove_dead_locks(checkout.folder)
     checkout.dvc("repro")
     assert checkout.digests() == first.digests()
     assert checkout.weights() == first.weights()
     assert not list((checkout.folder / "data").glob(".tmp-*"))
+
+
+def _wait_for(words: str, process: subprocess.Popen[str]) -> None:
+    """Read what the process prints, up to the line with `words`."""
+    assert process.stdout
+    assert any(words in line for line in process.stdout), f"it ended without {words!r}"
 
 
 def _remove_dead_locks(folder: Path) -> None:

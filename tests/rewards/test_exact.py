@@ -73,6 +73,25 @@ VALUES: dict[str, Fraction | int | None] = {
     "35 cm": 35,
     "5 square meters": 5,
     "42 apples": 42,
+    "60 km/h": 60,
+    "9.8 m/s^2": Fraction(49, 5),
+    "9.8 m/s²": Fraction(49, 5),
+    "5 cm": 5,
+    "5 m": None,  # five times m, for all we know
+    "5 m/n": None,
+    "½": Fraction(1, 2),
+    "2½": Fraction(5, 2),
+    "1⁄2": Fraction(1, 2),
+    "10⁻²": Fraction(1, 100),
+    "101₂": None,
+    "\uff11\uff15": 15,  # full-width digits
+    r"3\pmod{7}": 3,
+    r"3 \pmod 7": 3,
+    r"\approx 3": 3,
+    "≈ 3": 3,
+    r"\text{The answer is } 5": 5,
+    r"\text{Answer: }5": 5,
+    r"\text{at most } 5": None,
     r"\$18.90": Fraction(189, 10),
     "€5": 5,
     r"90^\circ": 90,
@@ -124,6 +143,16 @@ def test_variable_counts_where_both_have_one() -> None:
     assert are_equal(x, bare)
     assert are_equal(bare, x)
     assert not are_equal(x, y)
+
+
+def test_modulus_counts_where_both_have_one() -> None:
+    seven, five, bare = (exact_number(text) for text in (r"3\pmod{7}", r"3\pmod{5}", "3"))
+    assert seven
+    assert five
+    assert bare
+    assert are_equal(seven, bare)
+    assert are_equal(bare, seven)
+    assert not are_equal(seven, five)
 
 
 @given(st.fractions(max_denominator=10**6))

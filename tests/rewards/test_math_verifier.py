@@ -51,6 +51,11 @@ PAIRS: list[tuple[str, str, bool]] = [
     (r"50\%", "50", True),
     (r"50\%", "5", False),
     ("42", "42 apples", True),
+    ("12", r"12\text{ apples and } 3 \text{ pears}", False),
+    ("12", r"12\text{ cm}^2\text{ of paper}", True),
+    ("60", "60 km/h", True),
+    ("60", r"60\text{ km/h}", True),
+    ("9.8", "9.8 m/s^2", True),
     ("18.9", r"\$18.90", True),
     ("90", r"90^\circ", True),
     ("5", r"5\text{ million}", False),
@@ -60,6 +65,8 @@ PAIRS: list[tuple[str, str, bool]] = [
     (r"\sqrt{17}", "√17", True),
     (r"\sqrt{17}", "sqrt(17)", True),
     (r"\sqrt{17}", r"-\sqrt{17}", False),
+    (r"2\sqrt{3}", "3.4641016", True),  # math-verify takes a decimal for what is irrational
+    (r"2\sqrt{3}", "3.465", False),
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}", True),
     (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt{6}}", True),
     (r"\frac{\sqrt{2}}{2^{99}}", r"\frac{\sqrt{2}}{2^{98}}", False),
@@ -70,6 +77,15 @@ PAIRS: list[tuple[str, str, bool]] = [
     (r"(x+1)^2", "x^2+2x+2", False),
     (r"\frac{a}{b}", r"\frac{b}{a}", False),
     (r"\log_2 8", "3", True),
+    ("x^2", "x²", True),
+    ("x^{12}", "x¹²", True),
+    ("x2", "x²", False),
+    (r"\frac{x}{2}", "½x", True),
+    (r"\frac{\pi}{2}", "π⁄2", True),
+    (r"\sqrt{2}", r"\text{The answer is } \sqrt{2}", True),
+    (r"\sqrt{2}", r"\approx \sqrt{2}", True),
+    ("3", r"3\pmod{7}", True),
+    (r"3\pmod{7}", r"3\pmod{5}", False),
     ("120", "5!", True),
     # equations and inequalities
     ("x=5", "5", True),
@@ -82,6 +98,8 @@ PAIRS: list[tuple[str, str, bool]] = [
     (r"\{1,2\}", r"\{1,2,3\}", False),
     (r"\{1,2\}", "(1,2)", False),
     (r"\emptyset", r"\{\}", True),
+    (r"\emptyset", r"\varnothing", True),
+    (r"\varnothing", "∅", True),
     (r"(-\infty,3]", r"(-\infty, 3]", True),
     (r"(-\infty,3)", r"(-\infty, 3]", False),
     (r"[1,2]\cup[3,4]", r"[3,4] ∪ [1,2]", True),
@@ -103,11 +121,21 @@ PAIRS: list[tuple[str, str, bool]] = [
     (r"\text{Tuesday}", r"\text{Monday}", False),
     ("yes", "Yes.", True),
     ("dog", "god", False),
+    ("no", "on", False),
+    ("no", "No", True),
+    ("no", r"\text{no}", True),
+    ("it", "ti", False),
+    ("is", "si", False),
+    ("xy", "yx", True),  # a product
+    ("(xy)", "(yx)", True),
+    ("ab", r"\text{ab}", True),
     (r"\text{no solution}", "No solution", True),
     ("B", r"\text{(B)}", True),
     ("B", r"\text{(C)}", False),
     ("101_2", "101_{2}", True),
     ("101_2", "101_3", False),
+    ("101_2", "101₂", True),
+    ("1012", "101₂", False),
     # gibberish
     ("5", r"\}\{", False),
     ("5", "???", False),
@@ -169,12 +197,36 @@ def test_references_that_cannot_be_read_are_data_errors() -> None:
     assert rows[4]["extracted_answer"] == "5"
 
 
+def test_a_reference_that_cannot_be_read_is_a_data_error_whatever_the_completion_says() -> None:
+    texts = ["no box", r"\boxed{" + "9" * 1001 + "}", r"\boxed{5}"]
+    rows = score(texts, [r"\frac{1}{"] * 3)
+    assert [(row["is_correct"], row["reward"]) for row in rows] == [(None, None)] * 3
+    assert {row["score_error"] for row in rows} == {r"answer: '\\frac{1}{' can't be read as mathematics"}
+    (row,) = score(["no box"], [TOWER], math={"time_limit_seconds": 1.0})
+    assert (row["is_correct"], row["reward"]) == (None, None)
+    assert row["score_error"] == "the prompt's reference alone fails: timeout: it took more than 1 s"
+
+
+def test_no_answer_is_wrong() -> None:
+    rows = score(["no box"] * 3, ["5", "Tuesday", r"\sqrt{2}"])
+    assert [(row["is_correct"], row["reward"], row["score_error"]) for row in rows] == [(False, 0.0, None)] * 3
+
+
+def test_no_answer_to_a_plain_reference_takes_no_worker() -> None:
+    verifier = MathVerifier(MathParams())
+    judged = [verifier.judge("no box", Prompt("p", (), answer, "math", None)) for answer in ("5", "yes", r"\sqrt{2}")]
+    assert [type(each) for each in judged] == [Verdict, Verdict, Question]
+
+
 def test_answers_too_long_or_too_deep_are_wrong() -> None:
     long, deep = r"\boxed{" + "9" * 1001 + "}", r"\boxed{" + "(" * 60 + "5" + ")" * 60 + "}"
-    rows = score([long, deep, r"\boxed{5}"], ["5"] * 3)
-    assert [row["is_correct"] for row in rows] == [False, False, True]
-    assert "longer than score.math.max_answer_characters" in rows[0]["score_error"]
-    assert "nested more than 50 deep" in rows[1]["score_error"]
+    full_width = deep.replace("(", "\uff08").replace(")", "\uff09")
+    rows = score([long, deep, full_width, long, r"\boxed{5}"], ["5", "5", "5", r"\sqrt{2}", "5"])
+    assert [row["is_correct"] for row in rows] == [False, False, False, False, True]
+    for row in (rows[0], rows[3]):
+        assert "longer than score.math.max_answer_characters" in row["score_error"]
+    for row in rows[1:3]:
+        assert "nested more than 50 deep" in row["score_error"]
 
 
 def test_reference_may_be_a_worked_solution() -> None:

@@ -78,6 +78,15 @@ def test_prompts_that_cannot_be_scored_are_data_errors() -> None:
     assert rows[-1]["is_correct"] is True
 
 
+def test_a_prompt_that_cannot_be_scored_gives_no_reward_whatever_the_completion_says() -> None:
+    texts = ["no number", "it is 5", ""]
+    rows = score(texts, ["{"] * 3, reasoning_gym={"extract": "last_number"})
+    assert [(row["is_correct"], row["reward"]) for row in rows] == [(None, None)] * 3
+    assert {row["score_error"][:55] for row in rows} == {"metadata: it is no entry of a reasoning_gym task (JSOND"}
+    rows = score(texts, [entry()] * 3, reasoning_gym={"extract": "last_number"})
+    assert [(row["is_correct"], row["reward"], row["score_error"]) for row in rows] == [(False, 0.0, None)] * 3
+
+
 def test_a_prompt_without_an_answer_is_scored_by_its_metadata() -> None:
     puzzle = {"vertices": [0, 1], "edges": [[0, 1]], "num_colors": 2, "color_options": [1, 2]}
     rows = score(['{"0": 1, "1": 2}', '{"0": 1, "1": 1}', "?"], [entry("graph_color", None, puzzle=puzzle)] * 3)

@@ -65,6 +65,8 @@ def test_history_goes_on_from_the_parent(params: Params) -> None:
     assert headline(result) == {"iteration": 1, "pass_rate": 0.3125, "n_warnings": 1}
     rows = read_history(Path("data/history.csv").read_text())
     assert [(row["iteration"], row["pass_rate"]) for row in rows] == [(0, 0.75), (1, 0.3125)]
+    assert [row["eval_pass_at_1_before"] for row in rows] == [0.171875, 0.234375]
+    assert result.metrics["eval_pass_at_1_before"] == 0.234375
     assert "Curves over 2 iterations" in Path("data/report.html").read_text(encoding="utf-8")
 
 

@@ -92,10 +92,11 @@ def training_set(lengths: list[int], truncated: list[bool]) -> pl.DataFrame:
     return frame
 
 
-def test_rows_are_those_with_a_token() -> None:
-    rows = read_rows(training_set([2, 0, 1], [False, False, True]), mask_truncated=False)
+def test_rows_are_all_where_none_is_masked() -> None:
+    rows = read_rows(training_set([2, 3, 1], [False, False, True]), mask_truncated=False)
     assert [(row.completion_id, row.completion_token_ids, row.advantage) for row in rows] == [
         ("c0", [0, 1], 0.0),
+        ("c1", [0, 1, 2], 0.5),
         ("c2", [0], 1.0),
     ]
     assert rows[0].sampling_logprobs == [-0.5, -0.5]

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.sampling import OnProgress, SampledCompletion, SampleRequest, shards
+from pipeline.sampling.shards import Sampled, cut_shards, sample_in_shards
+
+REQUESTS = [SampleRequest([0] * n, [10 * n + i for i in range(2)]) for n in (5, 3, 4, 1)]
+
+
+class CountingSampler:
+    """Says the seed of each completion, and breaks at the call number `breaks_at`."""
+
+    engine = "counting"
+    version = "1"
+
+    def __init__(self, breaks_at: int | None = None) -> None:
+        self.calls: list[list[int]] = []
+        self.breaks_at = breaks_at
+
+    def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
+        if len(self.calls) == self.breaks_at:
+            raise KeyboardInterrupt
+        self.calls.append([len(request.prompt_token_ids) for request in requests])
+        on_progress(sum(len(request.seeds) for request in requests), 1)
+        return [[SampledCompletion([seed], [-0.1 * seed], "stop") for seed in request.seeds] for request in requests]
+
+
+def sample(folder: Path, sampler: CountingSampler, policy: str = "a", n_progress: list[int] | None = None) -> Sampled:
+    def on_progress(n_completions: int, _n_tokens: int) -> None:
+        if n_progress is not None:
+            n_progress.append(n_completions)
+
+    return sample_in_shards(REQUESTS, 4, lambda: sampler, folder, [policy], on_progress)
+
+
+def test_shards_hold_whole_requests_by_length() -> None:
+    # Lengths 1, 3, 4, 5 with two completions each, four at a time: (1, 3) and (4, 5).
+    assert list(cut_shards(REQUESTS, 4)) == [[3, 1], [2, 0]]
+    assert list(cut_shards(REQUESTS, 5)) == [[3, 1], [2, 0]]
+    assert list(cut_shards(REQUESTS, 1)) == [[3], [1], [2], [0]]
+    assert list(cut_shards([], 4)) == []
+
+
+def test_completions_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, CountingSampler())
+    assert [[each.token_ids for each in group] for group in sampled.completions] == [
+        [[50], [51]],
+        [[30], [31]],
+        [[40], [41]],
+        [[10], [11]],
+    ]
+    assert sampled.n_kept == 0
+
+
+def test_a_second_time_nothing_is_sampled_and_no_engine_is_loaded(tmp_path: Path) -> None:
+    first = sample(tmp_path, CountingSampler())
+
+    def fail() -> CountingSampler:
+        raise AssertionError("an engine was loaded")
+
+    second = sample_in_shards(REQUESTS, 4, fail, tmp_path, ["a"], lambda *_: None)
+    assert second.completions == first.completions
+    assert (second.n_kept, second.seconds) == (8, first.seconds)
+
+
+def test_a_killed_try_goes_on_from_its_finished_shards(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path, CountingSampler(breaks_at=1))
+    sampler = CountingSampler()
+    progress: list[int] = []
+    sampled = sample(tmp_path, sampler, n_progress=progress)
+    assert sampler.calls == [[4, 5]]
+    assert sampled.n_kept == 4
+    assert progress == [4, 4]
+    assert sampled.completions == sample(tmp_path / "other", CountingSampler()).completions
+
+
+def test_another_policy_request_or_code_is_sampled_anew_and_old_shards_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample(tmp_path, CountingSampler())
+    before = set(tmp_path.iterdir())
+    other = CountingSampler()
+    sample(tmp_path, other, policy="b")
+    assert len(other.calls) == 2
+    assert set(tmp_path.iterdir()).isdisjoint(before)
+    monkeypatch.setattr(shards, "code_fingerprint", lambda: "edited")
+    edited = CountingSampler()
+    sample(tmp_path, edited, policy="b")
+    assert len(edited.calls) == 2
+
+
+def test_the_fingerprint_of_the_code_sees_an_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(shards, "CODE", (tmp_path,))
+    before = shards.code_fingerprint()
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert shards.code_fingerprint() != before
