@@ -14,6 +14,7 @@ from pipeline.params import Params, load_params
 from stages.report import write_report
 from stages.runner import Result
 from tests.iteration_sample import no_group_kept, sample_frames, sample_metrics, write_iteration
+from tests.stage_runs import PARAMS_FILE
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +27,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
         monkeypatch.setenv(f"GIT_{name}_NAME", "someone")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "someone@example.org")
     git("init", "--quiet")
-    return load_params(ROOT / "params.yaml")
+    return load_params(PARAMS_FILE)
 
 
 def git(*arguments: str) -> str:
@@ -90,7 +91,7 @@ def test_bad_input_leaves_the_older_report(params: Params) -> None:
     write_iteration(Path())
     Path("data/report.html").write_text("older")
     Path("data/groups.parquet").unlink()
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    shutil.copy(PARAMS_FILE, "params.yaml")
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['report'];"]
     command[2] += "import runpy; runpy.run_module('stages.report', run_name='__main__')"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
