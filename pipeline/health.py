@@ -63,6 +63,10 @@ def as_json(iteration: int, findings: list[Finding]) -> dict[str, Any]:
 def group_kept(metrics: Metrics) -> Finding:
     """Warns where no group is kept: nothing is trained on, and the policy stays as it was."""
     n_groups, n_kept = metrics["filter"]["n_groups"], metrics["filter"]["n_kept"]
+    if n_kept > 0 and metrics["update"]["n_steps"] == 0:
+        message = f"{n_kept} of {n_groups} groups are kept, but all their completions are cut off and left out"
+        advice = "Raise sampling.max_completion_tokens, or set training.mask_truncated to false"
+        return Finding("group_kept", "warn", n_kept, 1, message, advice)
     if n_kept > 0:
         return Finding("group_kept", "ok", n_kept, 1, f"{n_kept} of {n_groups} groups are kept")
     outcomes: dict[str, int] = metrics["filter"]["outcomes"]

@@ -27,6 +27,9 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
+"""A smaller one makes logits infinite; 1e-6 already takes the likeliest token."""
+LearningRate = Annotated[float, Field(gt=0, le=100)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 VerifierName = Literal["math", "reasoning_gym", "none"]
@@ -145,7 +148,7 @@ class SamplingParams(Section):
     """How completions are drawn, in rollouts and evaluation alike."""
 
     engine: Literal["transformers"] = "transformers"
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_completion_tokens: Positive
@@ -191,7 +194,7 @@ class ScoreParams(Section):
     math: MathParams = MathParams()
     reasoning_gym: ReasoningGymParams = ReasoningGymParams()
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
-    n_workers: Positive = 2
+    n_workers: Annotated[int, Field(gt=0, le=256)] = 2
 
     @field_validator("terms")
     @classmethod
@@ -239,7 +242,7 @@ class TrainingParams(Section):
     mask_truncated: bool = False
     epochs: Positive = 1
     minibatches: Positive = 1
-    learning_rate: PositiveFloat
+    learning_rate: LearningRate
     warmup_steps: Natural = 0
     weight_decay: NonNegativeFloat = 0.0
     adam_beta1: Decay = 0.9
@@ -256,7 +259,7 @@ class EvaluateParams(Section):
     every: Positive = 1
     n_prompts: Positive
     n_completions: Annotated[int, Field(gt=0, le=65_535)] = 1
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     k: list[Positive] = [1]
 
     @model_validator(mode="after")

@@ -167,17 +167,31 @@ def _has_code(folder: Path) -> bool:
 def _load_whole(folder: Path, dtype: torch.dtype) -> Model:
     _check_folder(folder, "config.json")
     with _named_if_damaged(folder):
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, trust_remote_code=_has_code(folder), local_files_only=True
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=_has_code(folder),
+            local_files_only=True,
+            output_loading_info=True,
         )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        # transformers would draw them at random, anew in each process.
+        problem = f"its weights lack {missing[0]} ({len(missing)} tensors in all)"
+        raise BadInput(str(folder), problem, "Give a whole causal language model as base_model")
+    return model
 
 
 @contextmanager
 def _named_if_damaged(folder: Path) -> Iterator[None]:
-    """Turn what libraries raise on a cut or garbled file (a JSON error is a ValueError) into a `BadInput`."""
+    """Turn what libraries raise on a file that is cut, garbled or of another shape into a `BadInput`.
+
+    A JSON error is a ValueError, and transformers raises RuntimeError for tensors of another shape.
+    """
     try:
         yield
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "Restore it with `dvc checkout`, or run the stage that makes it again"
         raise BadInput(str(folder), f"it can't be loaded ({reason})", remedy) from error

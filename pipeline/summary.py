@@ -78,7 +78,11 @@ def dropped(metrics: Metrics) -> str:
 
 def why_no_step(metrics: Metrics) -> str:
     """In words, why the numbers of the update are not there; empty where a step was taken."""
-    return "" if metrics["update"]["n_steps"] else "no group is kept, so no optimizer step was taken"
+    if metrics["update"]["n_steps"]:
+        return ""
+    if metrics["filter"]["n_kept"]:
+        return "all kept completions are cut off, and training.mask_truncated leaves these out"
+    return "no group is kept, so no optimizer step was taken"
 
 
 def why_no_evaluation(metrics: Metrics, policy: str) -> str:

@@ -90,6 +90,7 @@ PROMPTS = Table(
         _c("verifier", pl.String, "what decides `is_correct`: `math`, `reasoning_gym` or `none`"),
         _c("metadata", pl.String, "JSON that the verifier needs", True),
     ),
+    not_empty=("messages",),
     may_be_empty=False,
 )
 PROMPT_STATS = Table(

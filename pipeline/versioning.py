@@ -49,6 +49,7 @@ def fetch_artifact(path: Path, commit: str, target: Path) -> None:
         command = [sys.executable, "-m", "dvc", "get", "--quiet", ".", str(path), "--rev", commit, "-o", str(temporary)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            lines = done.stderr.strip().splitlines() or ["no reason given"]
+            reason = next((line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")), lines[0])
             remedy = f"Get the objects of that commit with `dvc fetch`, or see `git show {commit[:12]}:dvc.lock`"
             raise BadInput(f"{path} in commit {commit}", f"dvc can't get it ({reason})", remedy)

@@ -1,11 +1,12 @@
 """What every stage has in common: params in, metrics and one line of result out, and a record of how it ended.
 
 DVC answers 255 whatever a stage's exit code was, so a stage leaves `.rollbook/exit/<stage>.json` with its code,
-its kind (`ok`, `bad_input`, `usage`, `bug`, `transient`) and its message.
+its kind (`ok`, `bad_input`, `usage`, `bug`, `transient`, `interrupted`) and its message.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import resource
 import sys
@@ -25,6 +26,8 @@ from pipeline.table_io import write_json
 from stages import STARTED, paths
 
 BUG_EXIT_CODE = 70
+INTERRUPTED_EXIT_CODE = 130
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 USAGE_EXIT_CODE = 2
 
 
@@ -43,8 +46,8 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
     traceback. An edit of the stage's code or params while it ran is an error: DVC hashes dependencies after the
     command, and would record the new code for what the old code made.
     """
-    (paths.EXIT_RECORDS / f"{name}.json").unlink(missing_ok=True)  # a killed stage leaves none, not the last one's
     try:
+        (paths.EXIT_RECORDS / f"{name}.json").unlink(missing_ok=True)  # a killed stage leaves none, not the last one's
         if len(sys.argv) > 1:
             _leave(name, USAGE_EXIT_CODE, "usage", f"stages.{name} takes no arguments, but got {sys.argv[1:]}")
         params = load_params()
@@ -56,7 +59,11 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
         write_json({**result.metrics, **usage}, paths.METRICS / f"{name}.json")
     except RollbookError as error:
         _leave(name, error.exit_code, error.kind, str(error))
+    except KeyboardInterrupt:
+        _leave(name, INTERRUPTED_EXIT_CODE, "interrupted", "interrupted from the keyboard; run it again to go on")
     except Exception as error:  # the last word on any bug: say so, with the traceback, and a code of its own
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            _leave(name, 1, "bad_input", f"{error}. Free some space, or make the folder writable")
         traceback.print_exc()
         _leave(name, BUG_EXIT_CODE, "bug", f"{type(error).__name__}: {error}")
     print(f"{name}: {result.line} ({seconds:.1f} s)", flush=True)
@@ -70,7 +77,10 @@ def _leave(name: str, code: int, kind: str, message: str) -> None:
 
 
 def _record(name: str, code: int, kind: str, message: str) -> None:
-    write_json({"code": code, "kind": kind, "message": message}, paths.EXIT_RECORDS / f"{name}.json")
+    try:
+        write_json({"code": code, "kind": kind, "message": message}, paths.EXIT_RECORDS / f"{name}.json")
+    except OSError as error:  # a full disk must not take the exit code along
+        print(f"{name}: no exit record: {error}", file=sys.stderr, flush=True)
 
 
 def _code_hashes(name: str) -> dict[str, str]:

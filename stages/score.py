@@ -27,7 +27,7 @@ def score(params: Params) -> Result:
     write_table(rewards, paths.REWARDS, REWARDS)
 
     metrics = score_metrics(rewards)
-    return Result(_line(metrics), metrics)
+    return Result(_line(metrics, rewards["score_error"].drop_nulls()), metrics)
 
 
 def score_metrics(rewards: pl.DataFrame) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def score_metrics(rewards: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _line(metrics: dict[str, Any]) -> str:
+def _line(metrics: dict[str, Any], errors: pl.Series) -> str:
     mean, rate = ("none" if metrics[name] is None else f"{metrics[name]:.3f}" for name in ("reward_mean", "pass_rate"))
     scored = f"{metrics['n_scored']} of {metrics['n_completions']} completions scored"
-    errors = f", {metrics['n_errors']} with a score_error" if metrics["n_errors"] else ""
-    return f"{scored}{errors}; mean reward {mean}, pass rate {rate}"
+    common = f", {errors.len()} with a score_error, such as {errors.mode().sort()[0]!r}" if errors.len() else ""
+    return f"{scored}{common}; mean reward {mean}, pass rate {rate}"
 
 
 if __name__ == "__main__":

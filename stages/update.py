@@ -72,6 +72,7 @@ def update(params: Params) -> Result:
         train_steps, token_logprobs = trainer.run(steps)
     seconds = time.monotonic() - started
 
+    _check_finite(model)
     save_model(model, paths.NEXT_POLICY, tokenizer_from=paths.BASE)
     next_state = read_optimizer(model, optimizer, state.step + len(steps), training.method)
     save_state(next_state, paths.NEXT_TRAINER_STATE)
@@ -131,6 +132,13 @@ def _check_tokens(rows: Sequence[TrainingRow], model: Model) -> None:
             if not 0 <= token < n_known:
                 problem = f"{row.completion_id} has the token id {token}, and the policy knows 0 to {n_known - 1}"
                 raise BadInput(str(paths.TRAINING_SET), problem, "Run `dvc repro` so that it fits the policy")
+
+
+def _check_finite(model: Model) -> None:
+    for name, parameter in trainable_parameters(model).items():
+        if not bool(parameter.detach().to(torch.bfloat16).isfinite().all()):
+            problem = f"{name} of the next policy is not finite; the policy stays as it was"
+            raise BadInput(str(paths.NEXT_POLICY), problem, "Lower training.learning_rate")
 
 
 def _check_disk(model: Model, method: str) -> None:

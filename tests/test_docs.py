@@ -21,7 +21,7 @@ from pipeline.rewards.extraction import EXTRACTIONS
 from pipeline.rewards.terms import load_terms
 from pipeline.table_io import write_table
 from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
-from stages.runner import BUG_EXIT_CODE, USAGE_EXIT_CODE
+from stages.runner import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE
 from tests.iteration_sample import sample_frames, write_iteration
 from tests.stage_runs import PARAMS_FILE, ROOT
 
@@ -198,7 +198,17 @@ def test_the_picture_shows_edges_that_exist() -> None:
         ("### Losses", [*typing.get_args(TrainingParams.model_fields["loss"].annotation)]),
         (
             "## When something is wrong",
-            [str(code) for code in (0, BadInput.exit_code, USAGE_EXIT_CODE, BUG_EXIT_CODE, TransientError.exit_code)],
+            [
+                str(code)
+                for code in (
+                    0,
+                    BadInput.exit_code,
+                    USAGE_EXIT_CODE,
+                    BUG_EXIT_CODE,
+                    TransientError.exit_code,
+                    INTERRUPTED_EXIT_CODE,
+                )
+            ],
         ),
     ],
 )

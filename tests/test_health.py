@@ -38,6 +38,13 @@ def test_an_ordinary_iteration_is_healthy() -> None:
     assert [finding.advice for finding in findings] == [""] * 5
 
 
+def test_groups_that_are_kept_and_all_masked_warn() -> None:
+    finding = group_kept(sample_metrics(update={"n_steps": 0}))
+    assert finding.level == "warn"
+    assert "all their completions are cut off" in finding.message
+    assert "training.mask_truncated" in finding.advice
+
+
 def test_json_counts_the_warnings() -> None:
     findings = diagnose(4, sample_metrics(update={"kl": 0.4}), [], HealthParams())
     value = json.loads(json.dumps(as_json(4, findings), allow_nan=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from pipeline.base_model import VOCABULARIES
@@ -304,6 +306,44 @@ def test_a_folder_without_a_model_is_named(root: Path, base: Path) -> None:
         load_model(root / "empty", base, CPU)
     with pytest.raises(BadInput, match=message):
         load_tokenizer(root / "empty")
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def drop_a_layer_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.layers.1.input_layernorm.weight"]
+
+
+def reshape_a_layer_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.1.input_layernorm.weight"] = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_a_layer_norm, r"its weights lack model\.layers\.1\.input_layernorm\.weight \(1 tensors in all\)"),
+        (reshape_a_layer_norm, r"it can't be loaded"),
+    ],
+)
+def test_weights_that_are_not_the_whole_model_are_refused(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, base: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    change_weights(tmp_path / "model", change)
+    with pytest.raises(BadInput, match=message):
+        load_model(tmp_path / "model", base, torch.device("cpu"))
+
+
+def test_garbled_weights_are_named(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=r"model: it can't be loaded"):
+        load_model(tmp_path / "model", base, torch.device("cpu"))
 
 
 def test_an_adapter_without_its_base_is_named(root: Path, adapter: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pipeline.errors import BadInput
@@ -110,7 +110,11 @@ def _answer_text(value: Any, where: str) -> str | None:
         return value.strip() or None
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise BadInput(where, f"{_shown(value)} is {_kind(value)}, not a text or a number", "Write it as a text")
-    if not Decimal(str(value)).is_finite():
+    try:
+        is_finite = Decimal(str(value)).is_finite()
+    except InvalidOperation:  # an exponent beyond what a Decimal can hold
+        is_finite = False
+    if not is_finite:
         raise BadInput(where, f"{value} is not a finite number", "Give the answer, or remove the row")
     return number_text(value)
 

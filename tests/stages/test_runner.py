@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -115,12 +116,19 @@ FAILURES: list[tuple[BaseException, int, str, str]] = [
     (ZeroDivisionError("division by zero"), 70, "bug", "ZeroDivisionError: division by zero"),
     (KeyError("name"), 70, "bug", "KeyError: 'name'"),
     (MemoryError(), 70, "bug", "MemoryError: "),
-    (OSError(28, "No space left on device"), 70, "bug", "OSError: [Errno 28] No space left on device"),
+    (OSError(5, "Input/output error"), 70, "bug", "OSError: [Errno 5] Input/output error"),
+    (
+        OSError(28, "No space left on device", "data/x"),
+        1,
+        "bad_input",
+        "[Errno 28] No space left on device: 'data/x'. Free some space, or make the folder writable",
+    ),
+    (KeyboardInterrupt(), 130, "interrupted", "interrupted from the keyboard; run it again to go on"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "kind", "message"), FAILURES, ids=[type(case[0]).__name__ for case in FAILURES]
+    ("error", "code", "kind", "message"), FAILURES, ids=[f"{type(case[0]).__name__}-{case[1]}" for case in FAILURES]
 )
 def test_a_stage_that_fails_says_how_and_touches_nothing(
     error: BaseException, code: int, kind: str, message: str, folder: Path, run: Run
@@ -132,6 +140,19 @@ def test_a_stage_that_fails_says_how_and_touches_nothing(
     assert ended.err.splitlines()[-1] == f"fake: error: {message}"
     assert ("Traceback (most recent call last)" in ended.err) == (kind == "bug")
     assert artifacts(folder) == before
+
+
+def test_an_exit_record_that_can_not_be_written_keeps_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "write_json", refuse)
+    with pytest.raises(SystemExit) as left:
+        runner._leave("fake", 75, "transient", "no network")
+    assert left.value.code == 75
+    assert "no exit record" in capsys.readouterr().err
 
 
 def test_metrics_that_are_not_finite_are_a_bug(folder: Path, run: Run) -> None:

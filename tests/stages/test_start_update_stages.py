@@ -90,3 +90,12 @@ def test_full_fine_tuning_says_what_it_writes(
     (tmp_path / "data").mkdir()
     update._check_disk(model_of(10, 100_000_000), "full")
     assert "full fine-tuning writes 2.8 GB in this iteration" in capsys.readouterr().out
+
+
+def test_a_next_policy_that_is_not_finite_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 3.4e38]))  # beyond the largest bfloat16, 3.39e38
+    model: Any = SimpleNamespace(named_parameters=lambda: [("lora_B", weight)])
+    with pytest.raises(BadInput, match=r"data/next_policy: lora_B of the next policy is not finite"):
+        update._check_finite(model)
+    weight.data = torch.tensor([1.0, 3.3e38])
+    update._check_finite(model)
