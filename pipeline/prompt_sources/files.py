@@ -9,10 +9,10 @@ from pathlib import Path
 
 import polars as pl
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.params import PromptSource
 from pipeline.prompt_sources.columns import check_columns
-from pipeline.prompt_sources.raw import SOURCE_KEY, Rows, first_line, nearest, path_in_sources
+from pipeline.prompt_sources.raw import SOURCE_KEY, Rows, nearest, path_in_sources
 
 
 def file_rows(source: PromptSource) -> tuple[Rows, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import BadInput, TransientError
+from pipeline.errors import BadInput, TransientError, first_line
 from pipeline.params import PromptSource
 from pipeline.prompt_sources.files import frame_rows
-from pipeline.prompt_sources.raw import SOURCE_KEY, Rows, first_line, path_in_sources
+from pipeline.prompt_sources.raw import SOURCE_KEY, Rows, path_in_sources
 
 
 def data_set_rows(source: PromptSource) -> tuple[Rows, str]:

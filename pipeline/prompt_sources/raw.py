@@ -65,8 +65,3 @@ def path_in_sources(name: str, key: str) -> Path:
         problem = f"{name!r} is not under {watched}, the folder that DVC watches, so an edit of it would go unnoticed"
         raise BadInput(f"{SOURCE_KEY}.{key}", problem, f"Copy it to {watched}, or `dvc add` it there")
     return path
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error of a library says, or its name where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

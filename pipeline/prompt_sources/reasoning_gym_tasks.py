@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.params import PromptSource, ReasoningGymTask
-from pipeline.prompt_sources.raw import SOURCE_KEY, Advance, RawPrompt, first_line, nearest
+from pipeline.prompt_sources.raw import SOURCE_KEY, Advance, RawPrompt, nearest
 from pipeline.seeds import stable_seed
 
 MIXES_OTHERS = "composite"
