@@ -20,9 +20,9 @@ EQUAL_REWARDS = 1e-6
 """Rewards of a group that span at most this much are equal."""
 
 
-def rewards_are_equal(reward: pl.Expr, over: str) -> pl.Expr:
-    """Whether the non-null rewards of a row's group, named by the column `over`, are all equal."""
-    return (reward.max() - reward.min()).over(over) <= EQUAL_REWARDS
+def rewards_are_equal(reward: pl.Expr) -> pl.Expr:
+    """Whether the non-null rewards of a group are all equal, to be taken over the group; null without any."""
+    return (reward.max() - reward.min()) <= EQUAL_REWARDS
 
 
 def sample_std(values: pl.Expr, over: str | None = None) -> pl.Expr:
@@ -67,7 +67,7 @@ def compute_advantages(rewards: pl.LazyFrame, params: NormalizeParams) -> pl.Laz
         scaled = centered / pl.max_horizontal(sample_std(reward), pl.lit(params.std_floor))
     else:
         scaled = centered
-    advantage = pl.when(reward.is_not_null() & rewards_are_equal(reward, group)).then(0.0).otherwise(scaled)
+    advantage = pl.when(reward.is_not_null() & rewards_are_equal(reward).over(group)).then(0.0).otherwise(scaled)
     return rewards.with_columns(
         reward_mean=mean, reward_std=std, advantage=pl.when(reward.is_not_null()).then(advantage)
     ).select(list(ADVANTAGES.schema))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.advantages import EQUAL_REWARDS, sample_std
+from pipeline.advantages import rewards_are_equal, sample_std
 from pipeline.params import FilterParams
 from pipeline.tables import GROUPS, PROMPT_STATS, TRAINING_SET, Outcome
 
@@ -53,7 +53,7 @@ def summarize_groups(rewards: pl.LazyFrame, rollouts: pl.LazyFrame) -> pl.LazyFr
         reward_mean=reward.mean(),
         reward_std=sample_std(reward),
         outcome=outcome.first().cast(Outcome),
-        is_equal=(reward.max() - reward.min()).fill_null(0.0) <= EQUAL_REWARDS,
+        is_equal=rewards_are_equal(reward).fill_null(True),
     )
     is_useful = pl.col("outcome").is_in(["mixed", "unverified"])
     reason = pl.col("outcome").cast(pl.String).replace_strict(REASONS)

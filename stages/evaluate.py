@@ -12,6 +12,7 @@ from pipeline.params import Params, SamplingParams
 from pipeline.policy import load_tokenizer
 from pipeline.rewards.scoring import score_completions
 from pipeline.rollouts import completion_rows, make_requests, tokenize_prompts
+from pipeline.sampling import SampleRequest
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import EVAL, PROMPTS
 from stages import paths
@@ -27,7 +28,18 @@ def evaluate(params: Params) -> Result:
         nothing = {"is_scheduled": False, "n_prompts": 0, "n_completions": 0, "before": None, "after": None}
         return Result(f"not due: every {params.evaluate.every} iterations", nothing)
     prompts = choose_eval_prompts(read_table(paths.PROMPTS, PROMPTS), params.evaluate.n_prompts)
-    rows = pl.concat([_evaluate_policy(name, folder, prompts, params) for name, folder in policies.items()])
+    tokenizer = load_tokenizer(paths.BASE)
+    # The seeds are the same in every iteration, so that two policies differ by what they learned, not by luck.
+    requests = make_requests(
+        prompts["prompt_id"].to_list(),
+        tokenize_prompts(prompts, tokenizer),
+        params.evaluate.n_completions,
+        params.seed,
+        "evaluate",
+    )
+    rows = pl.concat(
+        [_evaluate_policy(name, folder, prompts, requests, tokenizer, params) for name, folder in policies.items()]
+    )
     write_table(rows, paths.EVAL, EVAL)
 
     metrics: dict[str, Any] = {
@@ -49,16 +61,12 @@ def _due_policies(params: Params) -> dict[str, Path]:
     return {"after": paths.NEXT_POLICY} if params.iteration % params.evaluate.every == 0 else {}
 
 
-def _evaluate_policy(name: str, folder: Path, prompts: pl.DataFrame, params: Params) -> pl.DataFrame:
+def _evaluate_policy(
+    name: str, folder: Path, prompts: pl.DataFrame, requests: list[SampleRequest], tokenizer: Any, params: Params
+) -> pl.DataFrame:
     sampling: SamplingParams = params.sampling.model_copy(update={"temperature": params.evaluate.temperature})
-    tokenizer = load_tokenizer(paths.BASE)
-    prompt_ids = prompts["prompt_id"].to_list()
-    # The seeds are the same in every iteration, so that two policies differ by what they learned, not by luck.
-    requests = make_requests(
-        prompt_ids, tokenize_prompts(prompts, tokenizer), params.evaluate.n_completions, params.seed, "evaluate"
-    )
     sampled, _ = sample_policy(folder, tokenizer, requests, sampling, f"evaluate_{name}")
-    rows = completion_rows(prompt_ids, requests, sampled.completions, tokenizer, params.iteration)
+    rows = completion_rows(prompts["prompt_id"].to_list(), requests, sampled.completions, tokenizer, params.iteration)
     scores = score_completions(rows, prompts, params.score)
     return (
         rows.join(scores.select("completion_id", "is_correct", "reward"), on="completion_id", how="left")

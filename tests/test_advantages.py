@@ -211,7 +211,7 @@ def test_sample_std_of_fewer_than_two_values_is_null() -> None:
 
 def test_rewards_are_equal_looks_at_each_group() -> None:
     frame = pl.DataFrame({"g": ["a", "b", "a", "b"], "x": [1.0, 2.0, 1.0, 3.0]})
-    assert frame.select(rewards_are_equal(pl.col("x"), "g")).to_series().to_list() == [True, False, True, False]
+    assert frame.select(rewards_are_equal(pl.col("x")).over("g")).to_series().to_list() == [True, False, True, False]
 
 
 def test_two_hundred_thousand_completions() -> None:
