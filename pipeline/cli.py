@@ -1,4 +1,4 @@
-"""The command `rollbook`: questions about the iteration in the current directory."""
+"""The command `rollbook`: the iteration in the current directory, and runs of many."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from pipeline import run_commands
 from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
@@ -32,6 +33,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+run_commands.register(app)
 
 
 @app.callback()

@@ -1,6 +1,7 @@
 """The diagnosis of an iteration: rules over its metrics, each with a verdict, the number behind it, and advice.
 
-A rule never stops anything: it warns. A number that an iteration doesn't have (no optimizer step, no reference, no
+A rule that is broken warns. What follows is up to params.yaml (`report.on_health`): training stops, goes on, or the
+warning doesn't even count. A number that an iteration doesn't have (no optimizer step, no reference, no
 earlier iteration) is no warning; the message says why it isn't there.
 """
 
@@ -12,16 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.history import HistoryRow, row_before
+from pipeline.history_rows import HistoryRow, row_before
 from pipeline.metrics import Metrics, finite
-from pipeline.params import HealthParams
+from pipeline.params import OnHealth, ReportParams
 
 Level = Literal["ok", "warn"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says: `value` against `threshold`, in words, and what to do about it."""
+    """What one rule says: `value` against `threshold`, in words, and what to do about it.
+
+    `action` is what follows where the level is not "ok".
+    """
 
     rule: str
     level: Level
@@ -29,25 +33,33 @@ class Finding:
     threshold: float | int | None
     message: str
     advice: str = ""
+    action: OnHealth = "warn"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a warning that params.yaml doesn't ignore."""
+        return self.level == "warn" and self.action != "ignore"
 
 
-def diagnose(iteration: int, metrics: Metrics, history: list[HistoryRow], limits: HealthParams) -> list[Finding]:
+def diagnose(iteration: int, metrics: Metrics, history: list[HistoryRow], params: ReportParams) -> list[Finding]:
     """One finding per rule, in the order of the rules.
 
     `history` holds the rows of the iterations before `iteration`; rows of `iteration` and later are not looked at.
     """
-    return [
+    limits = params.health
+    findings = [
         group_kept(metrics),
         numbers_finite(metrics),
         kl_bounded(metrics, limits.max_kl),
         clipping_bounded(metrics, limits.max_clip_fraction),
         pass_rate_held(metrics, row_before(history, iteration), limits.max_pass_rate_drop),
     ]
+    return [dataclasses.replace(finding, action=getattr(params.on_health, finding.rule)) for finding in findings]
 
 
 def overall_level(findings: list[Finding]) -> Level:
-    """The worst level among `findings`."""
-    return "warn" if any(finding.level == "warn" for finding in findings) else "ok"
+    """The worst level among the `findings` that count."""
+    return "warn" if any(finding.counts for finding in findings) else "ok"
 
 
 def as_json(iteration: int, findings: list[Finding]) -> dict[str, Any]:
@@ -55,7 +67,7 @@ def as_json(iteration: int, findings: list[Finding]) -> dict[str, Any]:
     return {
         "iteration": iteration,
         "level": overall_level(findings),
-        "n_warnings": sum(finding.level == "warn" for finding in findings),
+        "n_warnings": sum(finding.counts for finding in findings),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
 

@@ -1,129 +1,162 @@
-"""`data/history.csv`: one row of headline numbers per iteration, from the first to this one."""
+"""The tables of every iteration of runs as one lazy frame, read where DVC's cache keeps them: nothing is copied."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 
-from pipeline.errors import BadInput
-from pipeline.metrics import Metrics, finite
+import polars as pl
 
-HistoryRow = dict[str, float | int | None]
+from pipeline.errors import BadInput, first_line
+from pipeline.table_checks import check_schema
+from pipeline.tables import SCHEMA_VERSION, TABLES, PolarsType, Table
+from pipeline.versioning.lockfile import LOCKFILE, Output, read_locks
+from pipeline.versioning.objects import object_path
+from pipeline.versioning.repository import Repository
+from pipeline.versioning.runs import Iteration, lineage, tag_name
 
-SOURCES: dict[str, tuple[str, str]] = {
-    "n_groups": ("filter", "n_groups"),
-    "n_kept": ("filter", "n_kept"),
-    "n_completions": ("rollout", "n_completions"),
-    "n_completion_tokens": ("rollout", "n_completion_tokens"),
-    "completion_tokens_mean": ("rollout", "completion_tokens_mean"),
-    "truncated_fraction": ("rollout", "truncated_fraction"),
-    "reward_mean": ("score", "reward_mean"),
-    "n_steps": ("update", "n_steps"),
-    "loss": ("update", "loss"),
-    "kl": ("update", "kl"),
-    "entropy": ("update", "entropy"),
-    "clip_fraction": ("update", "clip_fraction"),
-    "ratio_max": ("update", "ratio_max"),
-    "sampling_kl": ("update", "sampling_kl"),
-    "grad_norm": ("update", "grad_norm"),
-    "learning_rate": ("update", "learning_rate"),
-}
-"""Column -> stage and key of the metric it repeats."""
-
-COLUMNS = (
-    "iteration",
-    *SOURCES,
-    "eval_pass_at_1_before",
-    "eval_pass_at_1",
-    "eval_pass_at_1_low",
-    "eval_pass_at_1_high",
-    "pass_rate",
-)
-"""In the order of the file. Every column but `iteration` may be empty, where the iteration has no such number."""
+OBJECT = "__object"
+"""A column within the query: the file that a row is in."""
+INDEX: dict[str, PolarsType] = {"run": pl.String, "iteration": pl.UInt32, "commit": pl.String}
+"""The columns that say which iteration a row is from."""
 
 
-def history_row(iteration: int, metrics: Metrics, parent: HistoryRow | None = None) -> HistoryRow:
-    """The row of `iteration`, whose metrics are given; null where a metric is null or not finite.
+@dataclass(frozen=True)
+class _Source:
+    """The object that holds a table of an iteration of `run`."""
 
-    `parent` is the row of the iteration that this one starts from, if there is one: the policy before this update is
-    the one after that update, so its pass@1 stands where `before` was not measured again.
-    """
-    before, after = metrics["evaluate"]["before"], metrics["evaluate"]["after"] or {}
-    if before is None:
-        before = {"pass_at_1": parent and parent["eval_pass_at_1"]}
-    return {
-        "iteration": iteration,
-        **{column: finite(metrics[stage][key]) for column, (stage, key) in SOURCES.items()},
-        "eval_pass_at_1_before": finite(before.get("pass_at_1")),
-        "eval_pass_at_1": finite(after.get("pass_at_1")),
-        "eval_pass_at_1_low": finite(after.get("pass_at_1_low")),
-        "eval_pass_at_1_high": finite(after.get("pass_at_1_high")),
-        "pass_rate": finite(metrics["score"]["pass_rate"]),
-    }
+    run: str
+    iteration: Iteration
+    output: Output
+    object: Path
 
 
-def append_history(older_csv: str | None, row: HistoryRow) -> str:
-    """The text of `older_csv` with `row` after the rows of the iterations before it.
+def scan(
+    table: str,
+    runs: Sequence[str],
+    *,
+    repo: Repository | None = None,
+    iterations: tuple[int, int] | None = None,
+) -> pl.LazyFrame:
+    """The rows of `table` of every iteration of `runs`, with the columns `run`, `iteration` and `commit` first.
 
-    Rows of the same or a later iteration are left out: `row` replaces them. `older_csv` is None where the run
-    begins. Raises `BadInput` as `read_history` does.
-    """
-    older = read_history(older_csv) if older_csv is not None else []
-    kept = [other for other in older if _iteration(other) < _iteration(row)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(sorted([*kept, row], key=_iteration))
-    return text.getvalue()
+    `table` is a name of `pipeline.tables.TABLES`. A run is `demo`, with the iterations that it took over from the run
+    it left, or one iteration of it, `demo/0003`; `iterations` cuts all to those from the first number to the last,
+    both included. Rows come run by run, from the first iteration to the last. A term that an iteration does not have
+    is null in its rows.
 
-
-def read_history(text: str, where: str = "data/history.csv") -> list[HistoryRow]:
-    """The rows of `text`; a column that it lacks is null in every row.
+    Predicates and projections reach the Parquet scan. To read fewer files, give `iterations`, since no predicate on
+    `run`, `iteration` or `commit` does that. The scan does not verify checksums.
 
     Raises:
-        BadInput: it has a column of another name, a value that is no finite number, or no `iteration`.
-
-    >>> read_history("iteration,pass_rate\\n0,0.25\\n")[0]["pass_rate"]
-    0.25
+        BadInput: there is no such table, run or iteration; an object is missing or damaged, or of another schema.
     """
-    reader = csv.DictReader(io.StringIO(text))
-    unknown = [name for name in reader.fieldnames or () if name not in COLUMNS]
-    if unknown:
-        remedy = "Restore the file with Git, or use the release that wrote it"
-        raise BadInput(where, f"column {unknown[0]!r} is not a column of the history: {list(COLUMNS)}", remedy)
-    return [_parse(row, f"{where}: row {number}") for number, row in enumerate(reader)]
+    repository = repo or Repository.find()
+    wanted = _table(table)
+    sources = _sources(repository, wanted, runs, iterations)
+    if not sources:
+        return pl.LazyFrame(schema={**INDEX, **wanted.schema})
+    files = {source.object: source for source in sources}
+    schema = _union(wanted, [_checked_schema(wanted, source) for source in files.values()])
+    index = pl.LazyFrame(
+        {
+            OBJECT: [str(source.object) for source in sources],
+            "run": [source.run for source in sources],
+            "iteration": [source.iteration.number for source in sources],
+            "commit": [source.iteration.commit for source in sources],
+        },
+        schema={OBJECT: pl.String, **INDEX},
+    )
+    rows = pl.scan_parquet(
+        list(files),
+        schema=schema,
+        missing_columns="insert",
+        include_file_paths=OBJECT,
+        use_statistics=False,  # they have no checksum, and a damaged one would make a filter skip rows
+        glob=False,
+    )
+    own = [name for name in schema if name != "iteration"]
+    # An object that several iterations share is read once, and its rows come once for each of them.
+    joined = rows.select(OBJECT, *own).join(index, on=OBJECT, maintain_order="right_left")
+    return joined.select(*INDEX, *own)
 
 
-def row_before(rows: list[HistoryRow], iteration: int) -> HistoryRow | None:
-    """The row of the latest iteration before `iteration`, if there is one."""
-    return max((row for row in rows if _iteration(row) < iteration), key=_iteration, default=None)
+def _table(name: str) -> Table:
+    if name not in TABLES:
+        near = get_close_matches(name, TABLES, n=1)
+        remedy = f"Did you mean {near[0]}" if near else f"The tables are {', '.join(TABLES)}"
+        raise BadInput(f"table {name}", "there is no such table", remedy)
+    return TABLES[name]
 
 
-def _iteration(row: Mapping[str, Any]) -> int:
-    value = row["iteration"]
-    assert isinstance(value, int)
-    return value
+def _sources(
+    repository: Repository, table: Table, runs: Sequence[str], iterations: tuple[int, int] | None
+) -> list[_Source]:
+    """Where `table` is for every iteration that is asked for, each once, in the order of `runs`."""
+    asked = {
+        (run, iteration.number): iteration
+        for run, iteration in _iterations(repository, runs)
+        if iterations is None or iterations[0] <= iteration.number <= iterations[1]
+    }
+    path = f"data/{table.name}.parquet"
+    cache_dir = repository.cache_dir
+    locks = read_locks([iteration.commit for iteration in asked.values()], repository.root)
+    sources = []
+    for ((run, number), iteration), lock in zip(asked.items(), locks, strict=True):
+        if path not in lock:
+            problem = f"its {LOCKFILE} has no {path}"
+            raise BadInput(f"{table.name} of {tag_name(run, number)}", problem, "Name iterations that have the table")
+        sources.append(_Source(run, iteration, lock[path], object_path(cache_dir, lock[path].md5)))
+        _check_object(table, sources[-1])
+    return sources
 
 
-def _parse(row: dict[Any, Any], where: str) -> HistoryRow:
-    parsed: HistoryRow = {column: _number(row.get(column), f"{where}: {column}") for column in COLUMNS}
-    if None in row or not isinstance(parsed["iteration"], int):
-        raise BadInput(where, f"it is {list(row.values())}, and needs an iteration and a value per column", _RESTORE)
-    return parsed
+def _iterations(repository: Repository, runs: Iterable[str]) -> Iterable[tuple[str, Iteration]]:
+    for name in runs:
+        run, _, number = name.partition("/")
+        found = lineage(repository, run)
+        chosen = found
+        if number:
+            chosen = [iteration for iteration in found if number.isdecimal() and iteration.number == int(number)]
+        if number and not chosen:
+            has = f"it has {found[0].number} to {found[-1].number}" if found else "it has none yet"
+            raise BadInput(f"iteration {name}", f"run {run} has no such iteration; {has}", "Name one of them")
+        yield from ((run, iteration) for iteration in chosen)
 
 
-_RESTORE = "Restore the file with Git"
+def _check_object(table: Table, source: _Source) -> None:
+    """Raise `BadInput` unless the object is there and as long as it should be."""
+    name = tag_name(source.run, source.iteration.number)
+    where = f"{table.name} of {name}"
+    if not source.object.is_file():
+        raise BadInput(where, f"DVC's cache lacks its object {source.output.md5}", f"`rollbook fetch {name}`")
+    size = source.object.stat().st_size
+    if size != source.output.size:
+        problem = f"{source.object} has {size:,} bytes in place of {source.output.size:,}: it is damaged"
+        raise BadInput(where, problem, f"Remove that file, then `rollbook fetch {name}`")
 
 
-def _number(text: str | None, where: str) -> float | int | None:
-    if not text:
-        return None
+def _checked_schema(table: Table, source: _Source) -> pl.Schema:
+    """The schema of a file, which is one of `table`, written by a release that this one reads."""
+    name = tag_name(source.run, source.iteration.number)
+    where = f"{table.name} of {name} ({source.object})"
     try:
-        value = int(text) if text.isdecimal() else finite(float(text))
-    except ValueError:
-        value = None
-    if value is None:
-        raise BadInput(where, f"{text!r} is not a finite number", _RESTORE)
-    return value
+        version = pl.read_parquet_metadata(source.object).get("schema_version", SCHEMA_VERSION)
+        schema = pl.Schema(pl.read_parquet_schema(source.object))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        problem = f"it can't be read as Parquet ({first_line(error)})"
+        raise BadInput(where, problem, f"Remove that file, then `rollbook fetch {name}`") from error
+    if version != SCHEMA_VERSION:
+        problem = f"its schema_version is {version!r}, and this release reads {SCHEMA_VERSION}"
+        raise BadInput(where, problem, "Leave that iteration out, or use the release that wrote it")
+    check_schema(schema, table, where)
+    return schema
+
+
+def _union(table: Table, schemas: Iterable[pl.Schema]) -> dict[str, PolarsType]:
+    """The columns of all `schemas`, in the order that `table` is written in."""
+    terms = sorted({name for schema in schemas for name in schema} - table.schema.keys())
+    *first, last = table.schema
+    return {name: table.schema.get(name, pl.Float64) for name in (*first, *terms, last)}

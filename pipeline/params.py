@@ -32,6 +32,7 @@ Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 LearningRate = Annotated[float, Field(gt=0, le=100)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
+OnHealth = Literal["stop", "warn", "ignore"]
 VerifierName = Literal["math", "reasoning_gym", "none"]
 
 
@@ -130,6 +131,12 @@ class PromptsParams(Section):
     def verifier_name(self) -> VerifierName:
         """`verifier`, or what fits the source where it is left out."""
         return self.verifier or ("reasoning_gym" if self.source.reasoning_gym else "math")
+
+
+class StartParams(Section):
+    """How an iteration takes over from its parent."""
+
+    fresh_optimizer: bool = False
 
 
 class SelectParams(Section):
@@ -278,11 +285,22 @@ class HealthParams(Section):
     max_pass_rate_drop: Fraction = 0.5
 
 
+class OnHealthParams(Section):
+    """What training does after an iteration in which a rule of the diagnosis is broken, by rule."""
+
+    group_kept: OnHealth = "warn"
+    numbers_finite: OnHealth = "stop"
+    kl_bounded: OnHealth = "warn"
+    clipping_bounded: OnHealth = "warn"
+    pass_rate_held: OnHealth = "warn"
+
+
 class ReportParams(Section):
-    """What the report shows, and the thresholds of the diagnosis."""
+    """What the report shows, the thresholds of the diagnosis, and what follows from it."""
 
     groups_per_outcome: Positive = 4
     health: HealthParams = HealthParams()
+    on_health: OnHealthParams = OnHealthParams()
 
 
 class Params(Section):
@@ -292,6 +310,7 @@ class Params(Section):
     iteration: Natural
     parent: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None
     base_model: BaseModelParams
+    start: StartParams = StartParams()
     prompts: PromptsParams
     select: SelectParams
     rollout: RolloutParams

@@ -5,14 +5,14 @@ from __future__ import annotations
 import polars as pl
 
 from pipeline.health import as_json, diagnose
-from pipeline.history import append_history, history_row, read_history, row_before
+from pipeline.history_rows import append_history, history_row, read_history, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, read_metrics
 from pipeline.params import Params
 from pipeline.report import ReportInput, render_report
 from pipeline.report.groups import Tables
 from pipeline.table_io import scan_table, write_json, write_text
 from pipeline.tables import ADVANTAGES, EVAL, GROUPS, PROMPTS, REWARDS, ROLLOUTS, SELECTION, TRAIN_STEPS
-from pipeline.versioning import file_at_commit
+from pipeline.versioning.git import file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
@@ -34,7 +34,7 @@ def write_report(params: Params) -> Result:
     row = history_row(params.iteration, metrics, parent_row)
     history_csv = append_history(older, row)
     history = read_history(history_csv)
-    findings = diagnose(params.iteration, metrics, history, params.report.health)
+    findings = diagnose(params.iteration, metrics, history, params.report)
     health = as_json(params.iteration, findings)
     given = ReportInput(
         iteration=params.iteration,
@@ -49,7 +49,7 @@ def write_report(params: Params) -> Result:
     write_text(page, paths.REPORT)
     write_text(history_csv, paths.HISTORY)
     write_json(health, paths.HEALTH)
-    warned = [finding.rule for finding in findings if finding.level == "warn"]
+    warned = [finding.rule for finding in findings if finding.counts]
     verdict = f"warns of {', '.join(warned)}" if warned else "health ok"
     return Result(f"{paths.REPORT}, {verdict}", {**row, "n_warnings": health["n_warnings"]})
 

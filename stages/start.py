@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import BadInput
+from pipeline.history import read_history
 from pipeline.params import PARAMS_FILE, Params, parse_params
 from pipeline.policy import copy_policy, create_adapter
 from pipeline.seeds import stable_seed
 from pipeline.table_io import atomic_path, write_json, write_table
 from pipeline.tables import PROMPT_STATS
 from pipeline.training.state import TrainerState, load_state, save_state
-from pipeline.versioning import fetch_artifact, file_at_commit
+from pipeline.versioning.artifacts import fetch_artifact
+from pipeline.versioning.git import file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
-INHERITED = {
-    paths.NEXT_POLICY: paths.POLICY,
-    paths.NEXT_TRAINER_STATE: paths.TRAINER_STATE,
-    paths.NEXT_PROMPT_STATS: paths.PROMPT_STATS,
-}
+INHERITED = {paths.NEXT_POLICY: paths.POLICY, paths.NEXT_PROMPT_STATS: paths.PROMPT_STATS}
 
 
 def start(params: Params) -> Result:
@@ -32,6 +30,11 @@ def start(params: Params) -> Result:
         for theirs, ours in INHERITED.items():
             fetch_artifact(theirs, params.parent, ours)
         origin = f"commit {params.parent[:12]}"
+        if params.start.fresh_optimizer:
+            _begin_state_afresh(params, params.parent)
+            origin += " with a fresh optimizer"
+        else:
+            fetch_artifact(paths.NEXT_TRAINER_STATE, params.parent, paths.TRAINER_STATE)
     _write_reference(paths.REFERENCE)
     step = load_state(paths.TRAINER_STATE).step
     metrics = {"method": params.training.method, "parent": params.parent, "step": step}
@@ -65,6 +68,14 @@ def _lay_out(params: Params) -> None:
         copy_policy(paths.BASE, paths.POLICY)
     save_state(TrainerState(method=params.training.method), paths.TRAINER_STATE)
     write_table(PROMPT_STATS.empty(), paths.PROMPT_STATS, PROMPT_STATS)
+
+
+def _begin_state_afresh(params: Params, parent: str) -> None:
+    """The parent's count of steps without its moments; the masters are what its policy holds."""
+    where = f"{paths.HISTORY} in commit {parent[:12]}"
+    rows = read_history(file_at_commit(parent, paths.HISTORY).decode("utf-8"), where)
+    step = sum(int(row["n_steps"] or 0) for row in rows)
+    save_state(TrainerState(step=step, method=params.training.method), paths.TRAINER_STATE)
 
 
 def _write_reference(folder: Path) -> None:

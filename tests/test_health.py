@@ -16,8 +16,8 @@ from pipeline.health import (
     overall_level,
     pass_rate_held,
 )
-from pipeline.history import COLUMNS, HistoryRow
-from pipeline.params import HealthParams
+from pipeline.history_rows import COLUMNS, HistoryRow
+from pipeline.params import ReportParams
 from tests.iteration_sample import no_group_kept, sample_metrics
 
 
@@ -26,7 +26,7 @@ def a_row(iteration: int, pass_rate: float | None) -> HistoryRow:
 
 
 def test_an_ordinary_iteration_is_healthy() -> None:
-    findings = diagnose(0, sample_metrics(), [], HealthParams())
+    findings = diagnose(0, sample_metrics(), [], ReportParams())
     assert [finding.rule for finding in findings] == [
         "group_kept",
         "numbers_finite",
@@ -46,7 +46,7 @@ def test_groups_that_are_kept_and_all_masked_warn() -> None:
 
 
 def test_json_counts_the_warnings() -> None:
-    findings = diagnose(4, sample_metrics(update={"kl": 0.4}), [], HealthParams())
+    findings = diagnose(4, sample_metrics(update={"kl": 0.4}), [], ReportParams())
     value = json.loads(json.dumps(as_json(4, findings), allow_nan=False))
     assert (value["iteration"], value["level"], value["n_warnings"]) == (4, "warn", 1)
     assert value["findings"][2] == {
@@ -67,7 +67,7 @@ def test_no_group_kept_warns_and_advises_by_the_commonest_outcome() -> None:
 
 
 def test_an_iteration_without_a_step_warns_only_of_that() -> None:
-    findings = diagnose(2, sample_metrics(**no_group_kept()), [], HealthParams())
+    findings = diagnose(2, sample_metrics(**no_group_kept()), [], ReportParams())
     assert [finding.rule for finding in findings if finding.level == "warn"] == ["group_kept"]
     assert findings[2].message == "KL to the reference is not judged: no optimizer step was taken"
 
@@ -119,8 +119,8 @@ def test_pass_rate_warns_when_half_of_it_is_lost(
 def test_pass_rate_is_compared_with_the_iteration_before() -> None:
     metrics = sample_metrics(score={"pass_rate": 0.3})
     history = [a_row(0, 0.9), a_row(1, 0.4), a_row(2, 0.9)]  # the row of this iteration is left alone
-    assert diagnose(2, metrics, history, HealthParams())[-1].message == "pass rate went from 0.4 to 0.3"
-    assert "no earlier pass rate" in diagnose(0, metrics, history, HealthParams())[-1].message
+    assert diagnose(2, metrics, history, ReportParams())[-1].message == "pass rate went from 0.4 to 0.3"
+    assert "no earlier pass rate" in diagnose(0, metrics, history, ReportParams())[-1].message
 
 
 def test_a_pass_rate_that_stays_is_never_a_fall() -> None:

@@ -18,8 +18,8 @@ from markupsafe import Markup
 
 from pipeline.errors import BadInput
 from pipeline.health import diagnose
-from pipeline.history import history_row
-from pipeline.params import HealthParams
+from pipeline.history_rows import history_row
+from pipeline.params import ReportParams
 from pipeline.report import ReportInput, charts, render_report
 from pipeline.report.groups import MAX_COMPLETIONS, view_outcomes
 from pipeline.report.text import HEADING_CHARACTERS, MAX_CHARACTERS, heading, inert, is_long, preview
@@ -68,7 +68,7 @@ def render(frames: dict[str, pl.DataFrame] | None = None, **changes: Any) -> str
         "parent": None,
         "metrics": metrics,
         "history": history,
-        "findings": diagnose(changes.get("iteration", 0), metrics, history, HealthParams()),
+        "findings": diagnose(changes.get("iteration", 0), metrics, history, ReportParams()),
         "tables": lazy_tables(sample_frames() if frames is None else frames),
         "groups_per_outcome": 4,
     }

@@ -12,7 +12,7 @@ import polars as pl
 import vl_convert
 from markupsafe import Markup
 
-from pipeline.history import HistoryRow
+from pipeline.history_rows import HistoryRow
 
 MAX_DISTINCT_VALUES = 12
 MAX_BINS = 30

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipeline.health import Finding, overall_level
-from pipeline.history import HistoryRow, row_before
+from pipeline.history_rows import HistoryRow, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, Metrics
 from pipeline.report import charts, text
 from pipeline.report.groups import Tables, view_outcomes

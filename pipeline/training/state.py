@@ -24,18 +24,23 @@ PARTS = ("master", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Optimizer steps taken in the run, and tensors by `<part>.<parameter name>`: none before the first step."""
+    """Optimizer steps taken in the run, and tensors by `<part>.<parameter name>`: none before the first step.
+
+    `optimizer_step` counts the steps that the moments have seen: fewer than `step` where they began afresh.
+    """
 
     step: int = 0
     method: str = "lora"
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer_step: int = 0
 
 
 def save_state(state: TrainerState, folder: Path) -> None:
     """Write `state` to `folder`, whole or not at all."""
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        write_json({"method": state.method, "step": state.step}, temporary / "state.json")
+        counts = {"method": state.method, "step": state.step, "optimizer_step": state.optimizer_step}
+        write_json(counts, temporary / "state.json")
         if state.tensors:
             save_file({name: state.tensors[name] for name in sorted(state.tensors)}, temporary / "state.safetensors")
 
@@ -45,12 +50,13 @@ def load_state(folder: Path) -> TrainerState:
     file = folder / "state.json"
     try:
         value = json.loads(file.read_text())
-        step, method = int(value["step"]), str(value["method"])
+        step, method, optimizer_step = int(value["step"]), str(value["method"]), int(value["optimizer_step"])
     except FileNotFoundError:
         raise BadInput(str(file), "there is no such file", "Run `dvc repro start`") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(str(file), f"it holds no step and method ({error})", "Run `dvc repro start`") from error
-    return TrainerState(step, method, _load_tensors(folder / "state.safetensors") if step else {})
+        raise BadInput(str(file), f"it holds no step, method and optimizer_step ({error})", "Run `dvc repro start`") from error
+    tensors = _load_tensors(folder / "state.safetensors") if optimizer_step else {}
+    return TrainerState(step, method, tensors, optimizer_step)
 
 
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -80,7 +86,7 @@ def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) ->
         with torch.no_grad():
             parameter.copy_(master)
         optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.step)),
+            "step": torch.tensor(float(state.optimizer_step)),
             "exp_avg": exp_avg,
             "exp_avg_sq": exp_avg_sq,
         }
@@ -90,11 +96,13 @@ def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) ->
 def read_optimizer(model: Model, optimizer: torch.optim.AdamW, step: int, method: str) -> TrainerState:
     """The state to carry on, after `step` optimizer steps in all."""
     tensors: dict[str, torch.Tensor] = {}
+    optimizer_step = 0
     for name, parameter in trainable_parameters(model).items():
         moments = optimizer.state[parameter]
+        optimizer_step = int(moments["step"])
         for part, tensor in zip(PARTS, (parameter, moments["exp_avg"], moments["exp_avg_sq"]), strict=True):
             tensors[f"{part}.{name}"] = tensor.detach().float().cpu().contiguous()
-    return TrainerState(step, method, tensors)
+    return TrainerState(step, method, tensors, optimizer_step)
 
 
 def trainable_parameters(model: Model) -> dict[str, torch.nn.Parameter]:

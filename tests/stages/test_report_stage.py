@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BadInput
-from pipeline.history import read_history
+from pipeline.history_rows import read_history
 from pipeline.params import Params, load_params
 from stages.report import write_report
 from stages.runner import Result

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BadInput
-from pipeline.versioning import file_at_commit
+from pipeline.versioning.git import file_at_commit
 
 
 @pytest.fixture

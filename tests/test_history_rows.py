@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.history import COLUMNS, HistoryRow, append_history, history_row, read_history, row_before
+from pipeline.history_rows import COLUMNS, HistoryRow, append_history, history_row, read_history, row_before
 from tests.iteration_sample import no_group_kept, sample_metrics
 
 

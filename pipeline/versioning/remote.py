@@ -1,0 +1,88 @@
+"""DVC's remote, by the md5 of objects: DVC's own commands reach only what a checkout or a whole history names.
+
+`dvc fetch --all-commits` skips commits whose `.dvc/config` lacks the remote, and says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import BadInput, TransientError, first_line
+from pipeline.versioning.lockfile import FOLDER
+
+
+class Remote:
+    """The default remote of a checkout, open; see `open_remote`."""
+
+    def __init__(self, repo: Any) -> None:
+        self._cache = repo.cache.local
+        self._store = repo.cloud.get_remote_odb(command="fetch")
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return str(self._store.fs.unstrip_protocol(self._store.path))
+
+    def present(self, md5s: Collection[str]) -> set[str]:
+        """Those of `md5s` that it has."""
+        return set(self._store.oids_exist(list(md5s))) if md5s else set()
+
+    def n_bytes(self, md5: str) -> int:
+        """The size of an object that it has."""
+        return int(self._store.fs.size(self._store.oid_to_path(md5)) or 0)
+
+    def read(self, md5: str) -> bytes | None:
+        """A small object, such as the list of a folder; None where it has none."""
+        try:
+            return bytes(self._store.fs.cat_file(self._store.oid_to_path(md5)))
+        except FileNotFoundError:
+            return None
+
+    def download(self, md5s: Collection[str]) -> None:
+        """Bring those of `md5s` that it has into DVC's cache, each whole, verified and read-only, or not at all."""
+        from dvc.fs.callbacks import TqdmCallback
+        from dvc_data.hashfile.hash_info import HashInfo
+        from dvc_data.hashfile.transfer import transfer
+
+        wanted = {HashInfo("md5", md5) for md5 in self.present(md5s)}
+        if wanted:
+            with TqdmCallback(desc=f"fetching from {self.url}", unit="file") as progress:
+                done = transfer(self._store, self._cache, wanted, verify=True, callback=progress)
+            if done.failed:
+                some = min(str(info.value) for info in done.failed)
+                problem = f"{len(done.failed)} objects could not be transferred, {some} among them"
+                raise TransientError(self.url, problem, "Try again")
+
+    def delete(self, md5s: Collection[str]) -> None:
+        """Remove objects, lists of folders first: DVC takes a list that is there to mean that its files are, too."""
+        for md5 in sorted(md5s, key=lambda md5: not md5.endswith(FOLDER)):
+            try:
+                self._store.fs.remove(self._store.oid_to_path(md5))
+            except FileNotFoundError:
+                continue
+
+
+@contextmanager
+def open_remote(checkout: Path) -> Iterator[Remote]:
+    """The default remote that DVC's settings in `checkout` name.
+
+    Raises:
+        BadInput: they name none, or one that keeps files by name and not by md5.
+        TransientError: it can't be reached.
+    """
+    # It takes a second to import, which only those who need the remote should wait for.
+    from dvc.config import ConfigError
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(str(checkout)) as repo:
+            yield Remote(repo)
+    except ConfigError as error:
+        remedy = "Name one with `dvc remote add --default NAME URL`"
+        raise BadInput(f"{checkout / '.dvc/config'}: remote", first_line(error), remedy) from error
+    except (DvcException, OSError) as error:
+        raise TransientError("DVC's remote", first_line(error), "See `dvc remote list`, and try again") from error

@@ -1,0 +1,82 @@
+"""Where things are: the main checkout, the worktrees of runs, DVC's cache."""
+
+from __future__ import annotations
+
+import configparser
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import BadInput
+from pipeline.table_io import write_text
+from pipeline.versioning.git import git
+
+LOCAL = Path(".rollbook")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The main checkout in the folder `root`, whose `.git` and DVC cache the worktrees of all runs share."""
+
+    root: Path
+
+    @staticmethod
+    def find(start: Path | None = None) -> Repository:
+        """The repository that the folder `start` (the current one) is in, be it the main checkout or a worktree.
+
+        Raises:
+            BadInput: there is none, or it has no checkout.
+        """
+        common = Path(git("rev-parse", "--path-format=absolute", "--git-common-dir", cwd=start))
+        if common.name != ".git":
+            raise BadInput(str(common), "it is a bare repository, and runs train in worktrees of a checkout", "Clone it")
+        return Repository(common.parent)
+
+    def worktree(self, run: str) -> Path:
+        """Where `run` trains."""
+        return self.root / LOCAL / "worktrees" / run
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the locks that trainers hold."""
+        return self.root / LOCAL / "locks"
+
+    @property
+    def cache_dir(self) -> Path:
+        """DVC's cache, which holds every artifact of every run."""
+        config = dvc_config(self.root)
+        configured = config.get("cache", "dir", fallback=None)
+        return self.root / ".dvc" / (configured or "cache")
+
+    def configure_worktree(self, worktree: Path) -> None:
+        """Have DVC in `worktree` use this repository's cache, remotes and settings."""
+        config = dvc_config(self.root)
+        if not config.has_section("cache"):
+            config.add_section("cache")
+        config.set("cache", "dir", str(self.cache_dir))
+        for section in config.sections():
+            url = config.get(section, "url", fallback="")
+            # DVC takes a relative path from the folder of the config file, which is another one here.
+            if section.startswith("'remote ") and url and "://" not in url:
+                config.set(section, "url", str((self.root / ".dvc" / url).resolve()))
+        text = io.StringIO()
+        config.write(text)
+        target = worktree / ".dvc" / "config.local"
+        if not target.is_file() or target.read_text(encoding="utf-8") != text.getvalue():
+            write_text(text.getvalue(), target)
+
+
+def dvc_config(checkout: Path) -> configparser.ConfigParser:
+    """What `.dvc/config` and `.dvc/config.local` of `checkout` say, the second over the first."""
+    config = configparser.ConfigParser(interpolation=None)
+    try:
+        config.read([checkout / ".dvc" / "config", checkout / ".dvc" / "config.local"], encoding="utf-8")
+    except configparser.Error as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{checkout / '.dvc'}: config", f"DVC's settings can't be read ({reason})", "Mend it") from error
+    return config
+
+
+def has_remote(checkout: Path) -> bool:
+    """Whether `dvc push` has somewhere to push to."""
+    return bool(dvc_config(checkout).get("core", "remote", fallback=""))

@@ -1,0 +1,69 @@
+"""One iteration of a run: a Prefect task per DVC stage, then the commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import State
+from prefect.tasks import Task, exponential_backoff
+
+from pipeline.versioning.iterations import commit_iteration
+from pipeline.versioning.repository import Repository
+from prefect_flows.artifacts import publish_iteration
+from prefect_flows.dvc_stage import StageFailed, run_stage
+from prefect_flows.stage_order import read_stage_order
+
+GPU = "rollbook-gpu"
+"""The tag of tasks that need a device: `prefect concurrency-limit create rollbook-gpu 1` makes them take turns."""
+
+ON_DEVICE = ("rollout", "update", "evaluate")
+"""The stages that run the model."""
+
+
+def is_worth_a_retry(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether the failure that a stage's task has in `state` may pass: bad input fails at once."""
+    return isinstance(state.data, StageFailed) and state.data.is_worth_a_retry
+
+
+@task(
+    task_run_name="{run}/{number:04d} {stage}",
+    retries=3,
+    retry_delay_seconds=exponential_backoff(5),
+    retry_condition_fn=is_worth_a_retry,
+    cache_policy=NO_CACHE,  # whether a stage has anything to do is DVC's to say
+)
+def stage_task(run: str, number: int, stage: str) -> None:
+    """Bring one stage up to date. Raises `StageFailed`."""
+    logger = get_run_logger()
+    try:
+        run_stage(Repository.find().worktree(run), stage, logger.info)
+    except StageFailed as failed:
+        if failed.is_worth_a_retry:
+            logger.warning("%s; another try may go better", failed)
+        raise
+
+
+@task(task_run_name="{run}/{number:04d} commit", cache_policy=NO_CACHE)
+def commit_task(run: str, number: int, include_changes: bool) -> str:
+    """Commit and tag the iteration, unless a stage is stale; return its tag."""
+    committed = commit_iteration(Repository.find().worktree(run), include_changes)
+    get_run_logger().info("%s: commit %s", committed.name, committed.commit[:12])
+    return committed.name
+
+
+@flow(flow_run_name="{run}/{number:04d}")
+def iteration(run: str, number: int, include_changes: bool = False) -> None:
+    """Make iteration `number` in the worktree of `run`, whose params.yaml is at it, and commit it.
+
+    `dvc repro --single-item` runs a stage on whatever lies before it. So the commit asks `dvc status` for stale stages,
+    and refuses where there are any.
+    """
+    worktree = Repository.find().worktree(run)
+    for stage in read_stage_order(worktree):
+        tags = {GPU} if stage in ON_DEVICE else set()
+        stage_task.with_options(name=stage, tags=tags)(run, number, stage)
+    commit_task(run, number, include_changes)
+    publish_iteration(worktree, run, number)

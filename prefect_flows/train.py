@@ -1,0 +1,174 @@
+"""Training: the iterations of a run, made one after another until it has as many as were asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import State
+from prefect.tasks import Task, exponential_backoff
+
+from pipeline.errors import BadInput, RollbookError, TransientError
+from pipeline.history_rows import read_history
+from pipeline.params import PARAMS_FILE, parse_params
+from pipeline.params_edit import edit_params
+from pipeline.versioning import disk
+from pipeline.versioning.branching import new_run, open_worktree
+from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
+from pipeline.versioning.guards import clear_leftovers, trainer_lock
+from pipeline.versioning.iterations import Position, advance, position, push_artifacts
+from pipeline.versioning.repository import Repository
+from pipeline.versioning.runs import check_identity, check_run_name, list_runs
+from prefect_flows.artifacts import publish_progress
+from prefect_flows.iteration import iteration
+from prefect_flows.progress import iteration_line
+
+
+class HealthStop(RollbookError):
+    """A rule of the diagnosis whose action is "stop" is broken."""
+
+
+@flow(flow_run_name="{run}")
+def train(
+    run: str,
+    iterations: int,
+    start: str | None = None,
+    settings: dict[str, Any] | None = None,
+    include_changes: bool = False,
+    past_health_stop: bool = False,
+    keep_state: int = 2,
+) -> None:
+    """Have `run` come to `iterations` iterations in all: make it or go on with it, and stop where its health says so.
+
+    Args:
+        run: its name; where there is no such run, it begins at `start` (a run, an iteration, a revision), or at what the
+            checkout has committed.
+        iterations: how many it is to have in all, so that the same call again finishes what a first one began.
+        settings: dotted keys of params.yaml that the run begins with.
+        include_changes: record uncommitted edits in the run, which else are refused.
+        past_health_stop: go on where a rule of the diagnosis says stop.
+        keep_state: how many iterations keep their trainer state in DVC's cache.
+
+    Raises:
+        RollbookError: input is bad, a stage failed, the run is in use, or its health says stop.
+    """
+    check_run_name(run)
+    repository = Repository.find()
+    with trainer_lock(repository, run):
+        worktree = prepare(repository, run, start, settings or {}, include_changes)
+        make_iterations(worktree, run, iterations, include_changes, past_health_stop, keep_state)
+
+
+@flow(name="iterate", flow_run_name="{run}")
+def iterate(run: str, n_iterations: int = 1, past_health_stop: bool = False) -> None:
+    """Add `n_iterations` to `run`, after finishing the one that is under way."""
+    check_run_name(run)
+    repository = Repository.find()
+    with trainer_lock(repository, run):
+        worktree = prepare(repository, run, None, {}, include_changes=False)
+        n_committed = count_committed(position(worktree))
+        make_iterations(worktree, run, n_committed + n_iterations, past_health_stop=past_health_stop)
+
+
+def prepare(
+    repository: Repository, run: str, start: str | None, settings: Mapping[str, Any], include_changes: bool
+) -> Path:
+    """The worktree of `run`, ready to train in; the run is made if there is none.
+
+    Raises:
+        BadInput: it can't begin, or it has begun with other settings.
+    """
+    if run not in list_runs(repository):
+        return new_run(repository, run, start, settings, include_changes)
+    worktree = open_worktree(repository, run)
+    clear_leftovers(repository, worktree)
+    check_identity(worktree)
+    check_settings(worktree / PARAMS_FILE, settings)
+    return worktree
+
+
+def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise `BadInput` where the params of a run that has begun are not those asked for."""
+    text = file.read_text(encoding="utf-8")
+    for key, value in settings.items():
+        if parse_params(edit_params(text, {key: value}, str(file)), str(file)) != parse_params(text, str(file)):
+            remedy = "Leave it out to go on as the run is, or begin another run from an iteration of this one"
+            raise BadInput(f"{file}: {key}", f"the run has begun with another value than {value!r}", remedy)
+
+
+def make_iterations(
+    worktree: Path,
+    run: str,
+    iterations: int,
+    include_changes: bool = False,
+    past_health_stop: bool = False,
+    keep_state: int = 2,
+) -> None:
+    """Bring the run in `worktree` to `iterations` iterations from wherever it stands."""
+    progress_id = None
+    seconds: list[float] = []
+    while True:
+        where = position(worktree)
+        is_committed = where.committed is not None
+        if not is_committed:
+            if not include_changes:
+                remedy = "Undo the edits, or give --include-changes to commit them with the iteration"
+                refuse_changes(worktree, changed_files(worktree, RECORDED), remedy)
+            started = time.monotonic()
+            iteration(run, where.number, include_changes)
+            seconds.append(time.monotonic() - started)
+            n_left = max(iterations - where.number - 1, 0)
+            row = read_history((worktree / "data/history.csv").read_text(encoding="utf-8"))[-1]
+            get_run_logger().info(iteration_line(f"{run}/{where.number:04d}", row, seconds, n_left))
+        n_done = where.number + 1
+        progress_id = publish_progress(run, min(n_done, iterations), iterations, progress_id)
+        push(run, where.number)
+        disk.prune(Repository.find(), keep_state, [run])
+        if not past_health_stop:
+            check_health(worktree / "data/health.json", f"{run}/{where.number:04d}")
+        if n_done >= iterations:
+            return
+        advance(worktree)
+
+
+def count_committed(where: Position) -> int:
+    """How many iterations the run has: the one under way doesn't count."""
+    return where.number + 1 if where.committed else where.number
+
+
+def check_health(file: Path, name: str) -> None:
+    """Raise `HealthStop` where the diagnosis in `file` has a broken rule whose action is "stop"."""
+    findings = json.loads(file.read_text(encoding="utf-8"))["findings"]
+    broken = [one for one in findings if one["level"] == "warn" and one["action"] == "stop"]
+    if broken:
+        said = "; ".join(f"{one['rule']}: {one['message']}. {one['advice']}" for one in broken)
+        raise HealthStop(f"{name}: training stops, as report.on_health says. {said}. --past-health-stop goes on.")
+
+
+def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether the failure of a task in `state` may pass."""
+    return isinstance(state.data, TransientError)
+
+
+@task(
+    task_run_name="{run}/{number:04d} push",
+    retries=3,
+    retry_delay_seconds=exponential_backoff(10),
+    retry_condition_fn=is_transient,
+    cache_policy=NO_CACHE,
+)
+def push(run: str, number: int) -> None:
+    """`dvc push` what the iteration has, where DVC has a remote."""
+    push_artifacts(Repository.find().worktree(run))
+
+
+if __name__ == "__main__":
+    from prefect_flows.command import app
+
+    app()
