@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.comparison import Comparison, RunRow, compare, summarize_runs
+from pipeline.comparison import RunRow, compare, summarize_runs
 from pipeline.history_rows import HistoryRow
 from pipeline.params_edit import parse_settings
 from pipeline.summary import MISSING, decimal, percent
@@ -20,14 +21,14 @@ from pipeline.versioning.git import git
 from pipeline.versioning.guards import trainer_lock
 from pipeline.versioning.iterations import advance, commit_iteration, push_artifacts
 from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import Iteration, lineage, list_runs, run_of_checkout, select_iterations
+from pipeline.versioning.runs import run_of_checkout, select_iterations
 
 IncludeChanges = Annotated[bool, typer.Option(help="Record uncommitted edits in the run instead of refusing them.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for name, command in {
+    commands: dict[str, Callable[..., None]] = {
         "new-run": begin,
         "advance": go_on,
         "commit": commit,
@@ -36,7 +37,8 @@ def register(app: typer.Typer) -> None:
         "checkout": check_out,
         "fetch": fetch_artifacts,
         "prune": prune,
-    }.items():
+    }
+    for name, command in commands.items():
         app.command(name)(command)
 
 
@@ -119,8 +121,13 @@ def fetch_artifacts(
     """Get the artifacts of a run or of some of its iterations from DVC's remote."""
     repository = Repository.find()
     iterations = select_iterations(repository, name)
-    n_objects = fetch(repository, [iteration.commit for iteration in iterations])
-    typer.echo(f"{name}: {len(iterations)} iterations, {n_objects} objects fetched")
+    fetched = fetch(repository, [iteration.commit for iteration in iterations])
+    typer.echo(f"{name}: {fetched.n_objects} objects fetched, {fetched.n_bytes / 1e6:,.1f} MB")
+    names = {iteration.commit: iteration.name for iteration in iterations}
+    for missing in fetched.missing:
+        typer.echo(f"Neither here nor in the remote: {missing.output.path} of {names[missing.commit]}")
+    if any(missing.output.path not in disk.STATE_PATHS for missing in fetched.missing):
+        raise typer.Exit(1)
 
 
 def prune(
@@ -130,9 +137,13 @@ def prune(
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove the trainer state of older iterations; every table and policy stays."""
-    repository = Repository.find()
-    report = disk.prune(repository, keep_state, runs or None, remote, dry_run)
-    typer.echo(str(report))
+    freed = disk.prune(Repository.find(), keep_state, runs or None, remote, dry_run)
+    done = "would go" if dry_run else "gone"
+    for entry in freed:
+        there = f", {entry.remote_bytes / 1e6:,.1f} MB in the remote" if remote else ""
+        typer.echo(f"{entry.iteration.name}: trainer state, {entry.cache_bytes / 1e6:,.1f} MB{there}")
+    total = sum(entry.cache_bytes for entry in freed) / 1e6
+    typer.echo(f"{len(freed)} trainer states {done}, {total:,.1f} MB of DVC's cache; every table and policy stays")
 
 
 def _run_cells(row: RunRow) -> list[str]:

@@ -70,19 +70,23 @@ def publish_iteration(worktree: Path, run: str, number: int) -> None:
     )
 
 
-def publish_progress(run: str, n_done: int, n_iterations: int, known: UUID | None) -> UUID:
+def publish_progress(run: str, n_done: int, n_iterations: int, known: UUID | None = None) -> UUID:
     """The progress of training as an artifact, `known` if there is one from before; return its id."""
-    percentage = 100 * n_done / n_iterations
+    percentage = min(100 * n_done / n_iterations, 100.0)
     said = f"{run}: {n_done} of {n_iterations} iterations"
     if known:
-        return update_progress_artifact(known, percentage, said)
-    return create_progress_artifact(percentage, artifact_key(run, "progress"), said)
+        update_progress_artifact(known, percentage, said)
+        return known
+    created = create_progress_artifact(percentage, artifact_key(run, "progress"), said)
+    assert isinstance(created, UUID)  # a coroutine only where a flow is one
+    return created
 
 
 def metrics_table(history: list[HistoryRow]) -> list[dict[str, str]]:
     """The last rows of `history` for eyes, the latest first."""
     return [
-        {heading: decimal(row[column]) for heading, column in COLUMNS.items()} for row in history[: -ROWS_SHOWN - 1 : -1]
+        {heading: decimal(row[column]) for heading, column in COLUMNS.items()}
+        for row in history[: -ROWS_SHOWN - 1 : -1]
     ]
 
 

@@ -2,34 +2,65 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
-from prefect.settings import (
-    PREFECT_API_BLOCKS_REGISTER_ON_START,
-    PREFECT_API_URL,
-    PREFECT_HOME,
-    PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION,
-    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
-    PREFECT_SERVER_ANALYTICS_ENABLED,
-    temporary_settings,
-)
 
 from pipeline.errors import RollbookError
 from pipeline.params_edit import parse_settings
 from pipeline.versioning.guards import trainer_lock
 from pipeline.versioning.repository import LOCAL, Repository
 from pipeline.versioning.runs import check_run_name
+from prefect_flows.server import is_configured, serving
+from prefect_flows.terminal import show_own_lines_only
 from prefect_flows.train import train
 
 INTERRUPTED, TERMINATED = 130, 143
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    run: Annotated[str, typer.Argument(help="The run; it is made where there is none of that name.")],
+    iterations: Annotated[int, typer.Option(min=1, help="How many iterations the run is to have in all.")],
+    start: Annotated[
+        str | None, typer.Option("--from", help="Where a new run begins: a run, an iteration (demo/0003), a revision.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value of params.yaml that a new run begins with; repeatable.")
+    ] = None,
+    include_changes: Annotated[
+        bool, typer.Option("--include-changes", help="Record uncommitted edits in the run instead of refusing them.")
+    ] = False,
+    past_health_stop: Annotated[
+        bool, typer.Option("--past-health-stop", help="Go on where a rule of the diagnosis says stop.")
+    ] = False,
+    keep_state: Annotated[int, typer.Option(min=1, help="How many iterations keep their trainer state.")] = 2,
+) -> None:
+    """Train a run. The same command again goes on where it was stopped, and does nothing where all is done."""
+    signal.signal(signal.SIGTERM, _leave)
+    show_own_lines_only()
+    try:
+        check_run_name(run)
+        repository = Repository.find()
+        with trainer_lock(repository, run):  # a quick no: the flow takes it, some seconds from now
+            pass
+        changes = parse_settings(settings or [])
+        if not is_configured():
+            typer.echo("Prefect starts a server for this training, about 10 s")
+        with serving(repository.root / LOCAL / "prefect" / run):
+            train(run, iterations, start, changes, include_changes, past_health_stop, keep_state)
+    except RollbookError as error:
+        typer.echo(f"train: error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt:
+        typer.echo("train: interrupted; the same command goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """End as after an error, so that the server is stopped; what a signal does by default leaves it behind."""
+    sys.exit(TERMINATED)

@@ -58,6 +58,13 @@ def run_stage(worktree: Path, stage: str, on_line: Callable[[str], None]) -> Non
     """
     record = worktree / EXIT_RECORDS / f"{stage}.json"
     record.unlink(missing_ok=True)  # a stage that DVC skips, or that is killed, writes none
+    code, errors = run_dvc(worktree, ["repro", "--single-item", stage], on_line)
+    if code:
+        raise judge(stage, code, _read(record), errors)
+
+
+def run_dvc(worktree: Path, arguments: list[str], on_line: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Run `dvc <arguments>` in `worktree`; return its exit code and what it printed as errors."""
     errors: list[str] = []
 
     def listen(line: str) -> None:
@@ -65,16 +72,15 @@ def run_stage(worktree: Path, stage: str, on_line: Callable[[str], None]) -> Non
             errors.append(line.removeprefix("ERROR: "))
         on_line(line)
 
-    with _process_group([sys.executable, "-m", "dvc", "repro", "--single-item", stage], worktree, listen) as process:
+    with _process_group([sys.executable, "-m", "dvc", *arguments], worktree, listen) as process:
         code = process.wait()
-    if code:
-        raise judge(stage, code, _read(record), errors)
+    return code, errors
 
 
 def judge(stage: str, code: int, record: dict[str, Any] | None, errors: list[str]) -> StageFailed:
     """What DVC's exit code (not 0), the stage's exit record and DVC's error lines say of how `stage` ended.
 
-    >>> judge("score", 255, None, ["failed to reproduce 'score': failed to run: python -m stages.score, exited with -9"])
+    >>> judge("score", 255, None, ["failed to reproduce 'score': failed to run: python -m score, exited with -9"])
     StageFailed('score: killed by SIGKILL')
     """
     if record and record["kind"] != "ok":
@@ -107,9 +113,7 @@ def _read(record: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _process_group(
-    command: list[str], folder: Path, on_line: Callable[[str], None]
-) -> Iterator[subprocess.Popen[str]]:
+def _process_group(command: list[str], folder: Path, on_line: Callable[[str], None]) -> Iterator[subprocess.Popen[str]]:
     """Run `command` in a session of its own, of which nothing is left when the block ends, however it ends."""
     process = subprocess.Popen(
         command,

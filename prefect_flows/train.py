@@ -10,8 +10,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import TaskRun
-from prefect.states import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task, exponential_backoff
 
 from pipeline.errors import BadInput, RollbookError, TransientError
@@ -24,7 +23,7 @@ from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
 from pipeline.versioning.guards import clear_leftovers, trainer_lock
 from pipeline.versioning.iterations import Position, advance, position, push_artifacts
 from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import check_identity, check_run_name, list_runs
+from pipeline.versioning.runs import check_identity, check_run_name, list_runs, tag_name
 from prefect_flows.artifacts import publish_progress
 from prefect_flows.iteration import iteration
 from prefect_flows.progress import iteration_line
@@ -47,8 +46,8 @@ def train(
     """Have `run` come to `iterations` iterations in all: make it or go on with it, and stop where its health says so.
 
     Args:
-        run: its name; where there is no such run, it begins at `start` (a run, an iteration, a revision), or at what the
-            checkout has committed.
+        run: its name; where there is no such run, it begins at `start` (a run, an iteration, a revision), or at what
+            the checkout has committed.
         iterations: how many it is to have in all, so that the same call again finishes what a first one began.
         settings: dotted keys of params.yaml that the run begins with.
         include_changes: record uncommitted edits in the run, which else are refused.
@@ -62,18 +61,32 @@ def train(
     repository = Repository.find()
     with trainer_lock(repository, run):
         worktree = prepare(repository, run, start, settings or {}, include_changes)
-        make_iterations(worktree, run, iterations, include_changes, past_health_stop, keep_state)
+        make_iterations(
+            worktree,
+            run,
+            iterations,
+            include_changes=include_changes,
+            past_health_stop=past_health_stop,
+            keep_state=keep_state,
+        )
 
 
 @flow(name="iterate", flow_run_name="{run}")
-def iterate(run: str, n_iterations: int = 1, past_health_stop: bool = False) -> None:
+def iterate(run: str, n_iterations: int = 1, past_health_stop: bool = False, keep_state: int = 2) -> None:
     """Add `n_iterations` to `run`, after finishing the one that is under way."""
     check_run_name(run)
     repository = Repository.find()
     with trainer_lock(repository, run):
         worktree = prepare(repository, run, None, {}, include_changes=False)
         n_committed = count_committed(position(worktree))
-        make_iterations(worktree, run, n_committed + n_iterations, past_health_stop=past_health_stop)
+        make_iterations(
+            worktree,
+            run,
+            n_committed + n_iterations,
+            include_changes=False,
+            past_health_stop=past_health_stop,
+            keep_state=keep_state,
+        )
 
 
 def prepare(
@@ -103,38 +116,34 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
 
 
 def make_iterations(
-    worktree: Path,
-    run: str,
-    iterations: int,
-    include_changes: bool = False,
-    past_health_stop: bool = False,
-    keep_state: int = 2,
+    worktree: Path, run: str, iterations: int, *, include_changes: bool, past_health_stop: bool, keep_state: int
 ) -> None:
     """Bring the run in `worktree` to `iterations` iterations from wherever it stands."""
-    progress_id = None
-    seconds: list[float] = []
-    while True:
-        where = position(worktree)
-        is_committed = where.committed is not None
-        if not is_committed:
-            if not include_changes:
-                remedy = "Undo the edits, or give --include-changes to commit them with the iteration"
-                refuse_changes(worktree, changed_files(worktree, RECORDED), remedy)
-            started = time.monotonic()
-            iteration(run, where.number, include_changes)
-            seconds.append(time.monotonic() - started)
-            n_left = max(iterations - where.number - 1, 0)
-            row = read_history((worktree / "data/history.csv").read_text(encoding="utf-8"))[-1]
-            get_run_logger().info(iteration_line(f"{run}/{where.number:04d}", row, seconds, n_left))
-        n_done = where.number + 1
-        progress_id = publish_progress(run, min(n_done, iterations), iterations, progress_id)
-        push(run, where.number)
+
+    def settle(number: int) -> None:
+        push(run, number)
         disk.prune(Repository.find(), keep_state, [run])
         if not past_health_stop:
-            check_health(worktree / "data/health.json", f"{run}/{where.number:04d}")
-        if n_done >= iterations:
-            return
-        advance(worktree)
+            check_health(worktree / "data/health.json", tag_name(run, number))
+
+    where = position(worktree)
+    progress = publish_progress(run, count_committed(where), iterations)
+    if where.committed:
+        settle(where.number)  # a kill may have come between
+    seconds: list[float] = []
+    while count_committed(where) < iterations:
+        number = advance(worktree) if where.committed else where.number
+        if not include_changes:
+            remedy = "Undo the edits, or give --include-changes to commit them with the iteration"
+            refuse_changes(worktree, changed_files(worktree, RECORDED), remedy)
+        started = time.monotonic()
+        iteration(run, number, include_changes)
+        seconds.append(time.monotonic() - started)
+        row = read_history((worktree / "data/history.csv").read_text(encoding="utf-8"))[-1]
+        get_run_logger().info(iteration_line(tag_name(run, number), row, seconds, iterations - number - 1))
+        publish_progress(run, number + 1, iterations, progress)
+        settle(number)
+        where = position(worktree)
 
 
 def count_committed(where: Position) -> int:

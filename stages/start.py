@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import BadInput
-from pipeline.history import read_history
+from pipeline.history_rows import read_history
 from pipeline.params import PARAMS_FILE, Params, parse_params
-from pipeline.policy import copy_policy, create_adapter
 from pipeline.seeds import stable_seed
 from pipeline.table_io import atomic_path, write_json, write_table
 from pipeline.tables import PROMPT_STATS
-from pipeline.training.state import TrainerState, load_state, save_state
+from pipeline.training.state_file import StateCounts, read_counts, write_counts
 from pipeline.versioning.artifacts import fetch_artifact
 from pipeline.versioning.git import file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
 INHERITED = {paths.NEXT_POLICY: paths.POLICY, paths.NEXT_PROMPT_STATS: paths.PROMPT_STATS}
+PARENTS_STATE, PARENTS_HISTORY = paths.NEXT_TRAINER_STATE, paths.HISTORY
 
 
 def start(params: Params) -> Result:
@@ -34,9 +34,9 @@ def start(params: Params) -> Result:
             _begin_state_afresh(params, params.parent)
             origin += " with a fresh optimizer"
         else:
-            fetch_artifact(paths.NEXT_TRAINER_STATE, params.parent, paths.TRAINER_STATE)
+            fetch_artifact(PARENTS_STATE, params.parent, paths.TRAINER_STATE)
     _write_reference(paths.REFERENCE)
-    step = load_state(paths.TRAINER_STATE).step
+    step = read_counts(paths.TRAINER_STATE).step
     metrics = {"method": params.training.method, "parent": params.parent, "step": step}
     return Result(f"iteration {params.iteration} from {origin}, {params.training.method}, step {step}", metrics)
 
@@ -62,20 +62,30 @@ def _check_parent(params: Params, parent: str) -> None:
 
 
 def _lay_out(params: Params) -> None:
+    # Here, since only the first iteration needs it, and it takes seconds to import torch.
+    from pipeline.policy import copy_policy, create_adapter
+
     if params.training.method == "lora":
         create_adapter(paths.BASE, params.training.lora, stable_seed(params.seed, "adapter"), paths.POLICY)
     else:
         copy_policy(paths.BASE, paths.POLICY)
-    save_state(TrainerState(method=params.training.method), paths.TRAINER_STATE)
+    _write_empty_state(StateCounts(params.training.method))
     write_table(PROMPT_STATS.empty(), paths.PROMPT_STATS, PROMPT_STATS)
 
 
 def _begin_state_afresh(params: Params, parent: str) -> None:
     """The parent's count of steps without its moments; the masters are what its policy holds."""
-    where = f"{paths.HISTORY} in commit {parent[:12]}"
-    rows = read_history(file_at_commit(parent, paths.HISTORY).decode("utf-8"), where)
+    where = f"{PARENTS_HISTORY} in commit {parent[:12]}"
+    rows = read_history(file_at_commit(parent, PARENTS_HISTORY).decode("utf-8"), where)
     step = sum(int(row["n_steps"] or 0) for row in rows)
-    save_state(TrainerState(step=step, method=params.training.method), paths.TRAINER_STATE)
+    _write_empty_state(StateCounts(params.training.method, step))
+
+
+def _write_empty_state(counts: StateCounts) -> None:
+    """A state without masters and moments: the update takes the masters from the policy."""
+    with atomic_path(paths.TRAINER_STATE) as temporary:
+        temporary.mkdir()
+        write_counts(counts, temporary)
 
 
 def _write_reference(folder: Path) -> None:

@@ -6,7 +6,6 @@ A bfloat16 policy alone would lose every change smaller than its rounding. A sta
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
-from pipeline.table_io import atomic_path, write_json
+from pipeline.table_io import atomic_path
+from pipeline.training.state_file import StateCounts, read_counts, write_counts
 
 PARTS = ("master", "exp_avg", "exp_avg_sq")
 
@@ -39,24 +39,16 @@ def save_state(state: TrainerState, folder: Path) -> None:
     """Write `state` to `folder`, whole or not at all."""
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        counts = {"method": state.method, "step": state.step, "optimizer_step": state.optimizer_step}
-        write_json(counts, temporary / "state.json")
+        write_counts(StateCounts(state.method, state.step, state.optimizer_step), temporary)
         if state.tensors:
             save_file({name: state.tensors[name] for name in sorted(state.tensors)}, temporary / "state.safetensors")
 
 
 def load_state(folder: Path) -> TrainerState:
     """Read what `save_state` wrote."""
-    file = folder / "state.json"
-    try:
-        value = json.loads(file.read_text())
-        step, method, optimizer_step = int(value["step"]), str(value["method"]), int(value["optimizer_step"])
-    except FileNotFoundError:
-        raise BadInput(str(file), "there is no such file", "Run `dvc repro start`") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(str(file), f"it holds no step, method and optimizer_step ({error})", "Run `dvc repro start`") from error
-    tensors = _load_tensors(folder / "state.safetensors") if optimizer_step else {}
-    return TrainerState(step, method, tensors, optimizer_step)
+    counts = read_counts(folder)
+    tensors = _load_tensors(folder / "state.safetensors") if counts.optimizer_step else {}
+    return TrainerState(counts.step, counts.method, tensors, counts.optimizer_step)
 
 
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import BadInput, TransientError
-from pipeline.params import PARAMS_FILE, Params, load_params, parse_params
-from pipeline.params_edit import edit_params
+from pipeline.params import PARAMS_FILE, load_params, parse_params
+from pipeline.params_edit import differing_keys, edit_params
 from pipeline.table_io import write_text
 from pipeline.versioning.artifacts import sync_objects
 from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
-from pipeline.versioning.git import DURABLE, commit_of, git, run_git
+from pipeline.versioning.git import DURABLE, commit_of, file_at_commit, git
 from pipeline.versioning.repository import Repository, has_remote
 from pipeline.versioning.runs import (
     Iteration,
@@ -25,6 +25,8 @@ from pipeline.versioning.runs import (
 )
 
 TRAILER = "Rollbook-Iteration"
+ADVANCED = ("iteration", "parent", "start.fresh_optimizer")
+"""The keys that `advance` sets."""
 DATA_METRICS = Path("data/metrics/report.json")
 
 
@@ -91,6 +93,16 @@ def advance(checkout: Path) -> int:
     return where.number + 1
 
 
+def unrecorded_edits(checkout: Path) -> list[str]:
+    """Edited files, and edited keys as `params.yaml: seed`, that are neither committed nor an iteration's doing."""
+    edits = changed_files(checkout, RECORDED)
+    now = load_params(checkout / PARAMS_FILE)
+    text = file_at_commit("HEAD", PARAMS_FILE, checkout).decode("utf-8")
+    committed = parse_params(text, f"{PARAMS_FILE} in HEAD")
+    keys = differing_keys(committed.model_dump(mode="json"), now.model_dump(mode="json"))
+    return edits + [f"{PARAMS_FILE}: {key}" for key in keys if key not in ADVANCED]
+
+
 def stale_stages(checkout: Path) -> list[str]:
     """The stages that `dvc status` finds changed, in its order; none where everything is up to date.
 
@@ -125,7 +137,7 @@ def commit_iteration(checkout: Path, include_changes: bool = False) -> Iteration
         raise BadInput(f"iteration {name}", problem, "Run `dvc repro` first")
     sync_objects(Repository.find(checkout), (checkout / "dvc.lock").read_text(encoding="utf-8"))
     git("add", "--all", "--", *(":/" if include_changes else path for path in _existing(checkout)), cwd=checkout)
-    message = f"{name}: {_headline(checkout, params)}\n\n{TRAILER}: {name}"
+    message = f"{name}: {_headline(checkout, params.iteration)}\n\n{TRAILER}: {name}"
     git(*DURABLE, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", message, cwd=checkout)
     commit = git("rev-parse", "HEAD", cwd=checkout)
     _tag(checkout, name, commit)
@@ -179,14 +191,14 @@ def _check_tag_is_free(checkout: Path, name: str) -> None:
         raise BadInput(f"iteration {name}", f"it is committed already, as {tagged[:12]}", remedy)
 
 
-def _headline(checkout: Path, params: Params) -> str:
+def _headline(checkout: Path, iteration: int) -> str:
     """What happened, for `git log --oneline`."""
     try:
         row = json.loads((checkout / DATA_METRICS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(str(DATA_METRICS), "there is no such file", "Run `dvc repro` first") from None
-    if row["iteration"] != params.iteration:
-        problem = f"it is of iteration {row['iteration']}, and params.yaml says {params.iteration}"
+    if row["iteration"] != iteration:
+        problem = f"it is of iteration {row['iteration']}, and params.yaml says {iteration}"
         raise BadInput(str(DATA_METRICS), problem, "Run `dvc repro` first")
     named = {"pass rate": row["pass_rate"], "held-out": row["eval_pass_at_1"], "reward": row["reward_mean"]}
     return ", ".join(f"{name} {value:.3f}" for name, value in named.items() if value is not None) or "no verdicts"

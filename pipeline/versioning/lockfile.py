@@ -36,13 +36,13 @@ class Output:
         return self.md5.endswith(FOLDER)
 
 
-_HEAD = "schema: '2.0'\nstages:\n"
+_HEAD = re.compile(r"schema: '2\.0'\nstages:\n(?=  \S)")
 _UNINDENTED = re.compile(r"^[^ \n]", re.MULTILINE)
 _OUTS = re.compile(r"^    outs:(.*)\n((?:    (?:- |  ).*\n)*)", re.MULTILINE)
 _ENTRY = re.compile(
     r"    - path: (?P<path>[A-Za-z_][\w./-]*)\n"
     r"      hash: md5\n"
-    r"      md5: (?P<md5>[0-9a-f]{32}(?:\.dir)?)\n"
+    r"      md5: '?(?P<md5>[0-9a-f]{32}(?:\.dir)?)'?\n"  # quoted where it looks like a number
     r"      size: (?P<size>\d+)\n"
     r"(?:      nfiles: (?P<n_files>\d+)\n)?"
     r"(?:      isexec: true\n)?"
@@ -69,7 +69,8 @@ def parse_lock(text: str, where: str = LOCKFILE) -> dict[str, Output]:
 
 def _parse_as_dvc_writes(text: str) -> dict[str, Output] | None:
     """Path -> output, or None where the file is not, to the letter, as DVC writes it."""
-    if not text.startswith(f"{_HEAD}  ") or not text.endswith("\n") or _UNINDENTED.search(text, len(_HEAD)):
+    head = _HEAD.match(text)
+    if head is None or not text.endswith("\n") or _UNINDENTED.search(text, head.end()):
         return None
     found: dict[str, Output] = {}
     for block in _OUTS.finditer(text):

@@ -14,6 +14,7 @@ from pipeline.errors import BadInput
 from pipeline.versioning.lockfile import FOLDER, Output
 
 CHUNK_BYTES = 2**22
+AGAIN = "`rollbook fetch RUN/K`, or run that iteration again"
 
 
 def object_path(cache_dir: Path, md5: str) -> Path:
@@ -39,7 +40,7 @@ def parse_folder(content: bytes, where: str) -> dict[str, str]:
     except (ValueError, KeyError, TypeError):
         files = {"..": ""}
     if any(PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts for path in files):
-        raise BadInput(where, "it is no list of the files in a folder, as DVC writes it", _REMEDY)
+        raise BadInput(where, "it is no list of the files in a folder, as DVC writes it", f"Remove it, then {AGAIN}")
     return files
 
 
@@ -54,6 +55,7 @@ def read_folder(cache_dir: Path, md5: str) -> dict[str, str] | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+    _check_md5(path, hashlib.md5(content, usedforsecurity=False).hexdigest(), md5, AGAIN)
     return parse_folder(content, str(path))
 
 
@@ -79,11 +81,8 @@ def copy_output(cache_dir: Path, output: Output, target: Path, remedy: str) -> N
     if not output.is_folder:
         _copy(cache_dir, output.md5, target, remedy)
         return
-    listing = object_path(cache_dir, output.md5)
-    content = listing.read_bytes()
-    _check_md5(listing, hashlib.md5(content, usedforsecurity=False).hexdigest(), output.md5, remedy)
     target.mkdir()
-    for path, md5 in parse_folder(content, str(listing)).items():
+    for path, md5 in (read_folder(cache_dir, output.md5) or {}).items():
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)
         _copy(cache_dir, md5, file, remedy)
@@ -118,6 +117,3 @@ def _check_md5(path: Path, found: str, expected: str, remedy: str) -> None:
     if found != expected.removesuffix(FOLDER):
         problem = f"its md5 is {found}, and should be {expected.removesuffix(FOLDER)}: it is damaged"
         raise BadInput(str(path), problem, f"Remove it, then {remedy}")
-
-
-_REMEDY = "Remove it, then fetch it with `rollbook fetch RUN/K`, or run that iteration again"

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,19 +44,25 @@ class Remote:
             return None
 
     def download(self, md5s: Collection[str]) -> None:
-        """Bring those of `md5s` that it has into DVC's cache, each whole, verified and read-only, or not at all."""
+        """Bring those of `md5s` that it has into DVC's cache, each whole, verified and read-only, or not at all.
+
+        Raises:
+            BadInput: the remote's object is damaged.
+        """
         from dvc.fs.callbacks import TqdmCallback
         from dvc_data.hashfile.hash_info import HashInfo
         from dvc_data.hashfile.transfer import transfer
 
         wanted = {HashInfo("md5", md5) for md5 in self.present(md5s)}
         if wanted:
-            with TqdmCallback(desc=f"fetching from {self.url}", unit="file") as progress:
-                done = transfer(self._store, self._cache, wanted, verify=True, callback=progress)
-            if done.failed:
-                some = min(str(info.value) for info in done.failed)
-                problem = f"{len(done.failed)} objects could not be transferred, {some} among them"
-                raise TransientError(self.url, problem, "Try again")
+            with _reasons() as reasons, TqdmCallback(desc=f"fetching from {self.url}", unit="file") as progress:
+                transfer(self._store, self._cache, wanted, verify=True, callback=progress)
+            for reason in reasons:
+                raise reason
+            for info in wanted:
+                if not self._cache.exists(info.value):
+                    problem = f"its object {info.value} is damaged: the md5 of what it has is another"
+                    raise BadInput(self.url, problem, "Remove it there, and `dvc push` from where it is whole")
 
     def delete(self, md5s: Collection[str]) -> None:
         """Remove objects, lists of folders first: DVC takes a list that is there to mean that its files are, too."""
@@ -66,6 +74,24 @@ class Remote:
 
 
 @contextmanager
+def _reasons() -> Iterator[list[BaseException]]:
+    """Why single objects can't be transferred, which DVC gives to its log alone."""
+    reasons: list[BaseException] = []
+
+    def take(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            reasons.append(record.exc_info[1])
+        return False
+
+    logger = logging.getLogger("dvc_data.hashfile.transfer")
+    logger.addFilter(take)
+    try:
+        yield reasons
+    finally:
+        logger.removeFilter(take)
+
+
+@contextmanager
 def open_remote(checkout: Path) -> Iterator[Remote]:
     """The default remote that DVC's settings in `checkout` name.
 
@@ -74,7 +100,7 @@ def open_remote(checkout: Path) -> Iterator[Remote]:
         TransientError: it can't be reached.
     """
     # It takes a second to import, which only those who need the remote should wait for.
-    from dvc.config import ConfigError
+    from dvc.config import ConfigError, NoRemoteError
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -82,7 +108,10 @@ def open_remote(checkout: Path) -> Iterator[Remote]:
         with Repo(str(checkout)) as repo:
             yield Remote(repo)
     except ConfigError as error:
+        problem = "there is no default remote" if isinstance(error, NoRemoteError) else first_line(error)
         remedy = "Name one with `dvc remote add --default NAME URL`"
-        raise BadInput(f"{checkout / '.dvc/config'}: remote", first_line(error), remedy) from error
+        raise BadInput(f"{checkout / '.dvc/config'}", problem, remedy) from error
     except (DvcException, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
         raise TransientError("DVC's remote", first_line(error), "See `dvc remote list`, and try again") from error

@@ -29,7 +29,9 @@ class Repository:
         """
         common = Path(git("rev-parse", "--path-format=absolute", "--git-common-dir", cwd=start))
         if common.name != ".git":
-            raise BadInput(str(common), "it is a bare repository, and runs train in worktrees of a checkout", "Clone it")
+            raise BadInput(
+                str(common), "it is a bare repository, and runs train in worktrees of a checkout", "Clone it"
+            )
         return Repository(common.parent)
 
     def worktree(self, run: str) -> Path:

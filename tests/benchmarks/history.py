@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,7 @@ from pipeline.tables import REWARDS
 from pipeline.versioning.lockfile import Output
 from pipeline.versioning.repository import Repository
 from tests.benchmarks.compare import command, in_turn, show
-from tests.versioning.fabricated import PIPELINE, add_table, import_run, lock_text
+from tests.versioning.fabricated import add_table, import_run, lock_text
 
 N_COMPLETIONS = 128
 MOST, FEWEST = 1_000, 10
@@ -48,7 +47,8 @@ def fabricate(root: Path) -> None:
     tables = [add_table(cache_dir, "data/rewards.parquet", rewards(k), REWARDS, root) for k in range(MOST)]
     # A real lock names some forty outputs; just the table that is read has an object here.
     template = lock_text([Output("data/rewards.parquet", "MD5", 0), *others()])
-    locks = [template.replace("md5: MD5\n      size: 0", f"md5: {table.md5}\n      size: {table.size}") for table in tables]
+    place = "md5: MD5\n      size: 0"
+    locks = [template.replace(place, f"md5: {table.md5}\n      size: {table.size}") for table in tables]
     for n in (FEWEST, MOST):
         import_run(root, f"run{n}", locks[:n])
 
@@ -56,7 +56,7 @@ def fabricate(root: Path) -> None:
 def others() -> list[Output]:
     """Outputs of the pipeline, of which the md5 is of no interest here."""
     names = ("policy", "trainer_state", "prompts.parquet", "rollouts.parquet", "advantages.parquet", "groups.parquet")
-    return [Output(f"data/{name}", f"{number:032x}", 1_000) for number, name in enumerate(names)]
+    return [Output(f"data/{name}", "c0ffee" + "0" * 26, 1_000) for name in names]
 
 
 def rewards(iteration: int) -> pl.DataFrame:
@@ -76,4 +76,4 @@ def rewards(iteration: int) -> pl.DataFrame:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

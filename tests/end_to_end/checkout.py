@@ -109,7 +109,7 @@ class Checkout:
         return subprocess.Popen(
             [sys.executable, "-m", "dvc", "repro"],
             cwd=self.folder,
-            env=_environment(),
+            env=person_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -127,7 +127,7 @@ class Checkout:
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, cwd=self.folder, env=_environment(), capture_output=True, text=True, check=False, timeout=600
+            command, cwd=self.folder, env=person_environment(), capture_output=True, text=True, check=False, timeout=600
         )
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -139,7 +139,7 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def _environment() -> dict[str, str]:
+def person_environment() -> dict[str, str]:
     """A person's: Python keeps compiled code beside the modules, and the project is found in the current directory."""
     kept = {name: value for name, value in os.environ.items() if name not in COMPILES_ELSEWHERE}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

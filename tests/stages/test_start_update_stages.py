@@ -14,7 +14,8 @@ import torch
 from pipeline.errors import BadInput
 from pipeline.params import Params, load_params
 from pipeline.training.batching import TrainingRow
-from stages import start, update
+from pipeline.training.state import TrainerState, load_state
+from stages import paths, start, update
 from tests.stage_runs import write_params
 
 
@@ -99,3 +100,14 @@ def test_a_next_policy_that_is_not_finite_is_refused() -> None:
         update._check_finite(model)
     weight.data = torch.tensor([1.0, 3.3e38])
     update._check_finite(model)
+
+
+def test_a_fresh_optimizer_keeps_the_parents_count_of_steps(parent: str) -> None:
+    history = Path("data/history.csv")
+    history.parent.mkdir()
+    history.write_text("iteration,n_steps\n0,3\n1,\n2,4\n")
+    commit = ["-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "1"]
+    for command in (["add", "--all"], commit):
+        subprocess.run(["git", *command], check=True)
+    start._begin_state_afresh(params_of({}), "HEAD")
+    assert load_state(paths.TRAINER_STATE) == TrainerState(step=7, method="lora", tensors={}, optimizer_step=0)

@@ -80,7 +80,7 @@ def test_masters_replace_what_bfloat16_rounded(state: TrainerState, adapter: Pat
 def test_the_optimizer_goes_on_where_it_was(state: TrainerState, adapter: Path, base: Path) -> None:
     params = training_params(adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6, weight_decay=0.1)
     model = load_trainable(adapter, base)
-    optimizer = make_optimizer(model, replace(state, step=17), params)
+    optimizer = make_optimizer(model, replace(state, step=20, optimizer_step=17), params)
     (group,) = optimizer.param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-6, 0.1)
     for name, parameter in trainable_parameters(model).items():
@@ -137,7 +137,7 @@ def test_no_state_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"step": 1}', '{"step": "many", "method": "lora"}', "\xff"])
 def test_a_state_without_step_and_method_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"state.json: it holds no step and method"):
+    with pytest.raises(BadInput, match=r"state.json: it holds no step, method and optimizer_step"):
         load_state(tmp_path)
 
 
@@ -163,5 +163,9 @@ def test_a_state_is_written_over_another_one(state: TrainerState, tmp_path: Path
     save_state(state, tmp_path / "state")
     with safe_open(tmp_path / "state" / "state.safetensors", "pt") as file:
         assert set(file.keys()) == set(state.tensors)
-    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"method": "lora", "step": 1}
+    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {
+        "method": "lora",
+        "step": 1,
+        "optimizer_step": 1,
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.versioning.project import ENVIRONMENT, Project
+from pipeline.versioning.branching import new_run, open_worktree
+from tests.versioning.project import ENVIRONMENT, Project, make_iterations
 
 
 @pytest.fixture
@@ -27,3 +28,21 @@ def fresh_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def project(fresh_project: Project, tmp_path: Path, identity: None) -> Project:
     """A project of the test's own."""
     return fresh_project.copy(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def trained_project(fresh_project: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with two iterations of `demo`, which is copied, not changed."""
+    own = fresh_project.copy(tmp_path_factory.mktemp("trained") / "project")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        make_iterations(own, new_run(own.repository, "demo"), 2)
+    return own
+
+
+@pytest.fixture
+def trained(trained_project: Project, tmp_path: Path, identity: None) -> tuple[Project, Path]:
+    """A project with two iterations of `demo`, and the worktree of it."""
+    own = trained_project.copy(tmp_path / "project")
+    return own, open_worktree(own.repository, "demo")

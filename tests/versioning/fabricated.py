@@ -1,4 +1,4 @@
-"""Histories of any length without running a stage: `git fast-import`, locks as DVC writes them, objects in its cache."""
+"""Histories of any length without a run: `git fast-import`, locks as DVC writes them, objects in its cache."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ from pipeline.versioning.objects import object_path
 from tests.stage_runs import ROOT
 
 PIPELINE = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
+OLD_STATE, STATE, POLICY = "data/trainer_state", "data/next_trainer_state", "data/next_policy"
+REWARDS_PATH = "data/rewards.parquet"
+
+
+def init(root: Path, remote: Path | None = None) -> None:
+    """A repository under Git and DVC in the folder `root`, with one commit on `main`; its `remote` is a folder."""
+    (root / ".dvc").mkdir(parents=True)
+    lines = ["[core]", "analytics = false", "check_update = false"]
+    if remote:
+        lines += ["remote = store", "['remote \"store\"']", f"url = {remote}"]
+    (root / ".dvc/config").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (root / ".gitignore").write_text("/.dvc\n/data\n", encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet", "--initial-branch", "main", str(root)], check=True)
+    subprocess.run(["git", "add", "--all"], cwd=root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "--message", "the project"], cwd=root, check=True)
 
 
 def add_object(cache_dir: Path, content: bytes, suffix: str = "") -> str:
@@ -78,14 +93,22 @@ def _entry(output: Output) -> dict[str, Any]:
 
 
 def import_run(
-    root: Path, run: str, locks: Sequence[str], *, start: str = "refs/heads/main", first: int = 0, pipeline: str = PIPELINE
+    root: Path,
+    run: str,
+    locks: Sequence[str],
+    *,
+    start: str = "refs/heads/main",
+    first: int = 0,
+    pipeline: str = PIPELINE,
 ) -> list[str]:
     """Make the branch of `run` in the repository `root`, a tagged commit per lock; return the ids of the commits.
 
     It leaves `start`, if that exists, and its iterations are numbered from `first`.
     """
     stream = io.BytesIO()
-    has_start = subprocess.run(["git", "rev-parse", "-q", "--verify", start], cwd=root, capture_output=True).returncode == 0
+    has_start = (
+        subprocess.run(["git", "rev-parse", "-q", "--verify", start], cwd=root, capture_output=True).returncode == 0
+    )
     for number, lock in enumerate(locks):
         origin = f"from :{number}\n" if number else f"from {start}^0\n" if has_start else ""
         message = f"{run}/{first + number:04d}"

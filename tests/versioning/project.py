@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from pipeline.versioning.iterations import advance, commit_iteration
 from pipeline.versioning.repository import Repository
+from pipeline.versioning.runs import Iteration
 from tests.stage_runs import PARAMS_FILE
 
-STAGE = '''
+STAGE = """
 import json, pathlib, re
 text = pathlib.Path("params.yaml").read_text()
 iteration = int(re.search(r"^iteration: (\\d+)", text, re.M)[1])
@@ -27,7 +28,7 @@ row = {"iteration": iteration, "pass_rate": iteration / 8, "eval_pass_at_1": Non
 (data / "history.csv").write_text("iteration,n_steps,pass_rate,reward_mean,kl\\n" + "".join(
     f"{number},2,{number / 8},0.5,0.01\\n" for number in range(iteration + 1)))
 (data / "health.json").write_text(json.dumps({"iteration": iteration, "level": "ok", "n_warnings": 0, "findings": []}))
-'''
+"""
 PIPELINE = """
 stages:
   make:
@@ -98,12 +99,29 @@ class Project:
         return run(worktree, sys.executable, "-m", "dvc", "repro")
 
 
-def run(folder: Path, *command: str, **options: Any) -> str:
+def run(folder: Path, *command: str) -> str:
     """What `command` prints in `folder`; an AssertionError with its output where it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, **ENVIRONMENT, "PATH": path}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120, **options
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
+
+
+def make_iterations(project: Project, worktree: Path, n_iterations: int) -> list[Iteration]:
+    """Reproduce and commit `n_iterations`, advancing between them."""
+    made = []
+    for number in range(n_iterations):
+        if number:
+            advance(worktree)
+        project.repro(worktree)
+        made.append(commit_iteration(worktree))
+    return made
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")

@@ -11,46 +11,19 @@ from pipeline.errors import BadInput
 from pipeline.params import load_params
 from pipeline.versioning.branching import check_out_iteration, new_run, open_worktree
 from pipeline.versioning.git import commit_of
-from pipeline.versioning.iterations import Position, advance, commit_iteration, position, push_artifacts, stale_stages
+from pipeline.versioning.iterations import (
+    Position,
+    advance,
+    commit_iteration,
+    position,
+    push_artifacts,
+    stale_stages,
+    unrecorded_edits,
+)
 from pipeline.versioning.runs import Iteration, lineage
-from tests.versioning.project import ENVIRONMENT, Project, run
+from tests.versioning.project import Project, edit, run
 
 PARAMS = "params.yaml"
-
-
-def edit(file: Path, old: str, new: str) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert old in text
-    file.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def make_iterations(project: Project, worktree: Path, n_iterations: int) -> list[Iteration]:
-    """Reproduce and commit `n_iterations`, advancing between them."""
-    made = []
-    for number in range(n_iterations):
-        if number:
-            advance(worktree)
-        project.repro(worktree)
-        made.append(commit_iteration(worktree))
-    return made
-
-
-@pytest.fixture(scope="session")
-def trained_project(fresh_project: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two iterations of `demo`, which is copied, not changed."""
-    own = fresh_project.copy(tmp_path_factory.mktemp("trained") / "project")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        make_iterations(own, new_run(own.repository, "demo"), 2)
-    return own
-
-
-@pytest.fixture
-def trained(trained_project: Project, tmp_path: Path, identity: None) -> tuple[Project, Path]:
-    """A project with two iterations of `demo`, and the worktree of it."""
-    own = trained_project.copy(tmp_path / "project")
-    return own, open_worktree(own.repository, "demo")
 
 
 # A run begins ---------------------------------------------------------------------------------------------------------
@@ -69,13 +42,15 @@ def test_settings_become_the_first_commit_of_the_branch(project: Project) -> Non
     worktree = new_run(project.repository, "demo", settings={"seed": 7, "training.learning_rate": 0.5})
     assert load_params(worktree / PARAMS).seed == 7
     assert "# one more with each commit" in (worktree / PARAMS).read_text()
-    assert project.git("log", "-1", "--format=%s", "runs/demo") == "demo: begins with seed: 7, training.learning_rate: 0.5"
+    assert (
+        project.git("log", "-1", "--format=%s", "runs/demo") == "demo: begins with seed: 7, training.learning_rate: 0.5"
+    )
     assert project.git("diff", "--stat", "main", "runs/demo").splitlines()[0].split()[0] == PARAMS
     assert load_params(project.root / PARAMS).seed == 0
 
 
 def test_a_wrong_setting_leaves_nothing_behind(project: Project) -> None:
-    with pytest.raises(BadInput, match="sead: unknown key.*'seed'"):
+    with pytest.raises(BadInput, match=r"sead: unknown key.*'seed'"):
         new_run(project.repository, "demo", settings={"sead": 7})
     assert project.git("branch", "--list", "runs/*") == ""
 
@@ -217,6 +192,16 @@ def test_edited_code_is_refused_or_recorded_with_the_iteration(trained: tuple[Pr
     assert "notes.md" in project.git("show", "--name-only", "--format=", iteration.commit)
 
 
+def test_edits_are_told_from_what_an_iteration_does(trained: tuple[Project, Path]) -> None:
+    project, worktree = trained
+    advance(worktree)
+    project.repro(worktree)
+    assert unrecorded_edits(worktree) == []
+    edit(worktree / PARAMS, "learning_rate: 1.0e-4", "learning_rate: 1.0e-3")
+    (worktree / "notes.md").write_text("x")
+    assert unrecorded_edits(worktree) == ["notes.md", "params.yaml: training.learning_rate"]
+
+
 def test_edits_on_top_of_an_iteration_are_for_the_next(trained: tuple[Project, Path]) -> None:
     project, worktree = trained
     tip = project.git("rev-parse", "runs/demo")
@@ -269,7 +254,9 @@ def test_a_what_if_makes_the_iteration_anew_under_its_own_name(trained: tuple[Pr
     assert [one.name for one in lineage(project.repository, "strict")] == ["demo/0000", "strict/0001"]
     edit(worktree / PARAMS, "weight: 0.5}", "weight: 0.25}")
     project.repro(worktree)
-    with pytest.raises(BadInput, match="strict/0001: it is committed already.*rollbook new-run NAME --from strict/0001"):
+    with pytest.raises(
+        BadInput, match=r"strict/0001: it is committed already.*rollbook new-run NAME --from strict/0001"
+    ):
         commit_iteration(worktree)
 
 

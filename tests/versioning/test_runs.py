@@ -84,7 +84,9 @@ def test_names_are_resolved(demo: tuple[Project, list[str]]) -> None:
     project.git("switch", "--quiet", "--create", "runs/strict", "demo/0001")
     own = commit(project, "strict 1", "strict/0001")
     repository = project.repository
-    assert resolve(repository, "demo") == resolve(repository, "demo/2") == resolve(repository, "demo/0002") == commits[2]
+    assert (
+        resolve(repository, "demo") == resolve(repository, "demo/2") == resolve(repository, "demo/0002") == commits[2]
+    )
     assert resolve(repository, "strict") == resolve(repository, "strict/1") == own
     assert resolve(repository, "strict/0") == commits[0]  # taken over from demo
     assert resolve(repository, commits[1][:10]) == resolve(repository, "runs/demo~2") == commits[1]
@@ -117,12 +119,9 @@ def test_iterations_are_selected(demo: tuple[Project, list[str]], name: str, num
     assert [one.number for one in select_iterations(demo[0].repository, name)] == numbers
 
 
-@pytest.mark.parametrize("name", ["demo/", "demo/3", "demo/x", "demo/0..x", "demo/2..1"])
+@pytest.mark.parametrize("name", ["demo/3", "demo/x", "demo/0..x", "demo/2..1"])
 def test_a_selection_of_nothing_is_refused(demo: tuple[Project, list[str]], name: str) -> None:
-    if name == "demo/":
-        assert len(select_iterations(demo[0].repository, name)) == 3
-        return
-    with pytest.raises(BadInput, match="no such iteration|no run or iterations"):
+    with pytest.raises(BadInput, match=r"no such iteration|no run or iterations"):
         select_iterations(demo[0].repository, name)
 
 

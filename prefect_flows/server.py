@@ -1,0 +1,59 @@
+"""Prefect's server: the one that is configured, or else one that lives as long as a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+from prefect.settings import (
+    PREFECT_API_BLOCKS_REGISTER_ON_START,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    PREFECT_SERVER_ANALYTICS_ENABLED,
+    temporary_settings,
+)
+
+IS_EPHEMERAL = "PREFECT__SERVER_EPHEMERAL"
+"""What Prefect sets in the environment of a server that it starts for the time of a flow."""
+
+
+def is_configured() -> bool:
+    """Whether the environment or the active profile names a server (PREFECT_API_URL)."""
+    return bool(PREFECT_API_URL.value())
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[None]:
+    """Flows in the block use the server that is configured, or start one of their own with its database in `home`.
+
+    Nobody else may use `home` at that time: two servers on one database lock each other out.
+    """
+    if is_configured():
+        yield
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    end_orphans(home)
+    settings = {
+        PREFECT_HOME: home,
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
+        PREFECT_SERVER_ANALYTICS_ENABLED: False,
+        # Blocks hold credentials for the cloud, and registering their types costs a second at every start.
+        PREFECT_API_BLOCKS_REGISTER_ON_START: False,
+        PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION: False,
+    }
+    with temporary_settings(settings):
+        yield
+
+
+def end_orphans(home: Path) -> None:
+    """End servers with their database in `home`: a training that was killed could not stop its own."""
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ()
+            if environment.get("PREFECT_HOME") == str(home) and IS_EPHEMERAL in environment:
+                process.kill()
+                process.wait(10)
