@@ -131,7 +131,9 @@ def _check_object(table: Table, source: _Source) -> None:
     name = tag_name(source.run, source.iteration.number)
     where = f"{table.name} of {name}"
     if not source.object.is_file():
-        raise BadInput(where, f"DVC's cache lacks its object {source.output.md5}", f"`rollbook fetch {name}`")
+        raise BadInput(
+            where, f"DVC's cache lacks its object {source.output.md5}", f"Get it with `rollbook fetch {name}`"
+        )
     size = source.object.stat().st_size
     if size != source.output.size:
         problem = f"{source.object} has {size:,} bytes in place of {source.output.size:,}: it is damaged"
@@ -144,7 +146,7 @@ def _checked_schema(table: Table, source: _Source) -> pl.Schema:
     where = f"{table.name} of {name} ({source.object})"
     try:
         version = pl.read_parquet_metadata(source.object).get("schema_version", SCHEMA_VERSION)
-        schema = pl.Schema(pl.read_parquet_schema(source.object))
+        schema = pl.scan_parquet(source.object, glob=False).collect_schema()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         problem = f"it can't be read as Parquet ({first_line(error)})"
         raise BadInput(where, problem, f"Remove that file, then `rollbook fetch {name}`") from error

@@ -95,16 +95,6 @@ def branch_off(repository: Repository, name: str, tip: Iteration, settings: Mapp
     write_text(edit_params(file.read_text(encoding="utf-8"), settings, str(file)), file)
     said = ", ".join(f"{key}: {value!r}" for key, value in settings.items())
     message = f"{name}: begins at {tip.name} with {said or 'its own settings'}"
-    git(
-        *DURABLE,
-        "commit",
-        "--quiet",
-        "--no-verify",
-        "--allow-empty",
-        "--message",
-        message,
-        "--",
-        PARAMS_FILE.name,
-        cwd=worktree,
-    )
+    git("add", "--", PARAMS_FILE.name, cwd=worktree)
+    git(*DURABLE, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", message, cwd=worktree)
     run_dvc(worktree, ["checkout", "--quiet"], get_run_logger().info)

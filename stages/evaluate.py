@@ -58,7 +58,8 @@ def evaluate(params: Params) -> Result:
 def _due_policies(params: Params) -> dict[str, Path]:
     if params.parent is None:
         return {"before": paths.POLICY, "after": paths.NEXT_POLICY}
-    return {"after": paths.NEXT_POLICY} if params.iteration % params.evaluate.every == 0 else {}
+    is_due = (params.iteration + 1) % params.evaluate.every == 0  # so that the last of 10, 20, ... iterations is
+    return {"after": paths.NEXT_POLICY} if is_due else {}
 
 
 def _evaluate_policy(

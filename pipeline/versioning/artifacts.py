@@ -47,15 +47,16 @@ def fetch_artifact(path: Path, commit: str, target: Path) -> None:
         TransientError: the remote can't be reached.
     """
     here = Repository(Path.cwd())
+    cache_dir = here.cache_dir
     lock = parse_lock(file_at_commit(commit, Path(LOCKFILE)).decode("utf-8", "replace"), f"{LOCKFILE} in {commit}")
     output = lock.get(path.as_posix())
     if output is None:
         raise BadInput(f"{path} in commit {commit}", f"its {LOCKFILE} has no such output", "Name another commit")
-    if objects.missing_md5s(here.cache_dir, output):
+    if objects.missing_md5s(cache_dir, output):
         _fetch_one(here, output, commit)
     again = f"`rollbook fetch {iteration_name(commit)}`, or run that iteration again"
     with atomic_path(target) as temporary:
-        objects.copy_output(here.cache_dir, output, temporary, again)
+        objects.copy_output(cache_dir, output, temporary, again)
 
 
 def _fetch_one(here: Repository, output: Output, commit: str) -> None:
@@ -86,11 +87,12 @@ def missing_objects(
         BadInput: a commit is no iteration, or the list of a folder is damaged.
     """
     wanted = None if paths is None else set(paths)
+    cache_dir = repository.cache_dir
     found = []
     for commit, outputs in zip(commits, read_cached_outputs(commits, repository.root), strict=True):
         for path, output in outputs.items():
             if wanted is None or path in wanted:
-                found.append(Missing(commit, output, tuple(objects.missing_md5s(repository.cache_dir, output))))
+                found.append(Missing(commit, output, tuple(objects.missing_md5s(cache_dir, output))))
     return [missing for missing in found if missing.md5s]
 
 
@@ -113,7 +115,9 @@ def fetch(repository: Repository, commits: Sequence[str], paths: Iterable[str] |
         remote.download(files)
     left = missing_objects(repository, commits, paths)
     came = (lists | files) - {md5 for missing in left for md5 in missing.md5s}
-    return Fetched(len(came), objects.n_bytes(repository.cache_dir, came), left)
+    cache_dir = repository.cache_dir
+    n_bytes = sum(objects.object_path(cache_dir, md5).stat().st_size for md5 in came)
+    return Fetched(len(came), n_bytes, left)
 
 
 def has_trainer_state(repository: Repository, commit: str) -> bool:
@@ -129,15 +133,16 @@ def sync_objects(repository: Repository, lock_text: str) -> None:
     Raises:
         BadInput: an object is shorter or longer than it should be.
     """
+    cache_dir = repository.cache_dir
     folders: set[Path] = set()
     for output in parse_lock(lock_text).values():
-        for md5 in objects.md5s_of(repository.cache_dir, output):
-            path = objects.object_path(repository.cache_dir, md5)
+        for md5 in objects.md5s_of(cache_dir, output):
+            path = objects.object_path(cache_dir, md5)
             if path.is_file():
                 _sync(path)
                 folders |= {path.parent, path.parent.parent}
-        if objects.object_path(repository.cache_dir, output.md5).is_file():
-            objects.check_size(repository.cache_dir, output, "`dvc repro`")
+        if objects.object_path(cache_dir, output.md5).is_file():
+            objects.check_size(cache_dir, output, "`dvc repro`")
     for folder in folders:
         _sync(folder)
 

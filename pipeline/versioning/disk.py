@@ -21,7 +21,9 @@ from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import BRANCHES, ITERATION_TAG, Iteration, branch_of, lineage, list_runs
 
 STATE_PATHS = frozenset({"data/trainer_state", "data/next_trainer_state"})
-_MD5 = re.compile(r"\b[0-9a-f]{32}(?:\.dir)?\b")
+_MD5 = re.compile(r"""md5"?: ['"]?([0-9a-f]{32}(?:\.dir)?)""")
+"""In what DVC writes, YAML and the JSON lists of folders."""
+
 _RUN_REF = re.compile(rf"refs/(?:heads|remotes/[^/]+)/{BRANCHES}.*|refs/tags/(?:{ITERATION_TAG.pattern})")
 
 
@@ -69,24 +71,19 @@ def prune(
         states = _states_here(repository, old, store)
         if not states:
             return []
-        shared = _shared_md5s(repository, states, protected, store)
-        freed = []
-        for state in states:
-            if state.output.md5 not in shared:
-                md5s = [md5 for md5 in objects.md5s_of(repository.cache_dir, state.output) if md5 not in shared]
-                shared.update(md5s)  # a file that two states have is counted once
-                freed.append(_remove(repository, state, md5s, store, dry_run))
+        going = _going_md5s(repository, states, protected, store)
+        freed = [_remove(repository, iteration, md5s, store, dry_run) for iteration, md5s in going.items()]
     return [entry for entry in freed if entry.n_objects]
 
 
 def sizes(repository: Repository, runs: Iterable[str]) -> dict[str, int]:
     """Run -> bytes that the artifacts of its iterations take in DVC's cache, those that it shares included."""
+    cache_dir = repository.cache_dir
     found = {}
     for run in runs:
         commits = [iteration.commit for iteration in lineage(repository, run)]
         locks = read_cached_outputs(commits, repository.root)
         sizes_by_md5 = {output.md5: output.size for lock in locks for output in lock.values()}
-        cache_dir = repository.cache_dir
         found[run] = sum(size for md5, size in sizes_by_md5.items() if objects.object_path(cache_dir, md5).is_file())
     return found
 
@@ -128,16 +125,38 @@ def _states_here(repository: Repository, old: dict[str, Iteration], store: Remot
     if store:
         # Their lists say which files they have, and stay in the cache until the files are gone everywhere.
         _bring_lists(repository, found, store)
-    return [state for md5, state in found.items() if objects.object_path(repository.cache_dir, md5).is_file()]
+    cache_dir = repository.cache_dir
+    return [state for md5, state in found.items() if objects.object_path(cache_dir, md5).is_file()]
 
 
 def _bring_lists(repository: Repository, md5s: Iterable[str], store: Remote) -> None:
-    store.download([md5 for md5 in md5s if not objects.object_path(repository.cache_dir, md5).is_file()])
+    cache_dir = repository.cache_dir
+    store.download([md5 for md5 in md5s if not objects.object_path(cache_dir, md5).is_file()])
+
+
+def _going_md5s(
+    repository: Repository, states: list[_State], protected: set[str], store: Remote | None
+) -> dict[Iteration, list[str]]:
+    """The objects of `states` that nothing else refers to, by the first iteration that has them.
+
+    The list of a folder comes after its files: while it is there, what is left of them can be found.
+    """
+    shared = _shared_md5s(repository, states, protected, store)
+    cache_dir = repository.cache_dir
+    going: dict[Iteration, list[str]] = {}
+    for state in states:
+        if state.output.md5 not in shared:
+            listing, *files = objects.md5s_of(cache_dir, state.output)
+            md5s = [md5 for md5 in (*files, listing) if md5 not in shared]
+            shared.update(md5s)  # a file that two states have is counted once
+            going.setdefault(state.iteration, []).extend(md5s)
+    return going
 
 
 def _shared_md5s(repository: Repository, states: list[_State], protected: set[str], store: Remote | None) -> set[str]:
     """Those objects of `states` that something else refers to."""
-    candidates = {md5 for state in states for md5 in objects.md5s_of(repository.cache_dir, state.output)}
+    cache_dir = repository.cache_dir
+    candidates = {md5 for state in states for md5 in objects.md5s_of(cache_dir, state.output)}
     locks, others = _texts_of_history(repository)
     whole = [*others, *_texts_of_checkouts(repository), *_texts_of_commits(repository, protected)]
     shared = {md5 for text in whole for md5 in _MD5.findall(text)}
@@ -147,26 +166,27 @@ def _shared_md5s(repository: Repository, states: list[_State], protected: set[st
         named |= in_it
         if in_it & candidates:  # parsing is the slow part
             shared |= {output.md5 for path, output in parse_lock(text).items() if path not in STATE_PATHS}
-    going = {state.output.md5 for state in states} - shared
-    folders = {md5 for md5 in named if md5.endswith(FOLDER)} - going
+    folders = {md5 for md5 in named if md5.endswith(FOLDER)} - ({state.output.md5 for state in states} - shared)
     if store:
         _bring_lists(repository, folders, store)
-    for md5 in folders:
-        shared.update((objects.read_folder(repository.cache_dir, md5) or {}).values())
+    for path in (objects.object_path(cache_dir, md5) for md5 in folders):
+        if path.is_file():
+            shared.update(_MD5.findall(path.read_text(encoding="utf-8", errors="replace")))
     return shared & candidates
 
 
 def _texts_of_history(repository: Repository) -> tuple[list[str], list[str]]:
     """The text of every `dvc.lock`, and of every file of `dvc add`, in the history of every reference."""
-    listed = git(
-        *("rev-list", "--all", "--full-history", "--objects", "--", f":(glob){LOCKFILE}", ":(glob)**/*.dvc"),
-        cwd=repository.root,
-    )
-    names = {blob: path for line in listed.splitlines() for blob, _, path in [line.partition(" ")] if path}
-    files = {blob: path for blob, path in names.items() if path == LOCKFILE or path.endswith(".dvc")}
-    texts = dict(zip(files, _read(repository, list(files)), strict=True))
-    locks = [texts[blob] for blob, path in files.items() if path == LOCKFILE]
-    return locks, [texts[blob] for blob, path in files.items() if path != LOCKFILE]
+    options = ("--all", "--full-history", "-m", "--raw", "--no-abbrev", "--no-renames", "--diff-filter=AM", "--format=")
+    listed = git("-c", "log.showRoot=true", "log", *options, "--", LOCKFILE, ":(glob)**/*.dvc", cwd=repository.root)
+    paths: dict[str, str] = {}
+    for line in listed.splitlines():
+        change, _, path = line.partition("\t")  # `:100644 100644 <old blob> <new blob> M`
+        if path:
+            paths[change.split()[3]] = path
+    locks = [blob for blob, path in paths.items() if path == LOCKFILE]
+    others = [blob for blob, path in paths.items() if path.strip('"').endswith(".dvc")]
+    return _read(repository, locks), _read(repository, others)
 
 
 def _texts_of_commits(repository: Repository, commits: Iterable[str]) -> list[str]:
@@ -191,21 +211,22 @@ def _read(repository: Repository, names: list[str]) -> list[str]:
     return [blob.decode("utf-8", "replace") for blob in read_blobs(names, repository.root) if blob is not None]
 
 
-def _remove(repository: Repository, state: _State, md5s: list[str], store: Remote | None, dry_run: bool) -> Freed:
-    """Remove the objects `md5s` of `state`; return what that frees."""
+def _remove(
+    repository: Repository, iteration: Iteration, md5s: list[str], store: Remote | None, dry_run: bool
+) -> Freed:
+    """Remove the objects `md5s`, which come in the order in which they can go; return what that frees."""
     present = store.present(md5s) if store else set()
-    paths = {md5: objects.object_path(repository.cache_dir, md5) for md5 in md5s}
-    here = {md5 for md5, path in paths.items() if path.is_file()}
+    cache_dir = repository.cache_dir
+    paths = {md5: path for md5 in md5s if (path := objects.object_path(cache_dir, md5)).is_file()}
     freed = Freed(
-        state.iteration,
-        len(here | present),
-        objects.n_bytes(repository.cache_dir, here),
+        iteration,
+        len(paths.keys() | present),
+        sum(path.stat().st_size for path in paths.values()),
         sum(store.n_bytes(md5) for md5 in present) if store else 0,
     )
     if not dry_run:
         if store:
             store.delete(present)
-        # The list last: while it is there, the files that are left can be found.
-        for md5 in sorted(here, key=lambda md5: md5 == state.output.md5):
-            paths[md5].unlink(missing_ok=True)
+        for path in paths.values():
+            path.unlink(missing_ok=True)
     return freed

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from pipeline.errors import BadInput
@@ -95,12 +94,6 @@ def check_size(cache_dir: Path, output: Output, remedy: str) -> None:
     if not output.is_folder and size != output.size:
         problem = f"it has {size:,} bytes, and {output.path} has {output.size:,}: it is damaged"
         raise BadInput(str(path), problem, f"Remove it, then {remedy}")
-
-
-def n_bytes(cache_dir: Path, md5s: Iterable[str]) -> int:
-    """The bytes that those of `md5s` take that are in the cache."""
-    paths = (object_path(cache_dir, md5) for md5 in md5s)
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _copy(cache_dir: Path, md5: str, target: Path, remedy: str) -> None:

@@ -18,6 +18,7 @@ from pipeline.tables import Table
 from pipeline.versioning.lockfile import Output
 from pipeline.versioning.objects import object_path
 from tests.stage_runs import ROOT
+from tests.versioning.project import run
 
 PIPELINE = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
 OLD_STATE, STATE, POLICY = "data/trainer_state", "data/next_trainer_state", "data/next_policy"
@@ -32,9 +33,9 @@ def init(root: Path, remote: Path | None = None) -> None:
         lines += ["remote = store", "['remote \"store\"']", f"url = {remote}"]
     (root / ".dvc/config").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (root / ".gitignore").write_text("/.dvc\n/data\n", encoding="utf-8")
-    subprocess.run(["git", "init", "--quiet", "--initial-branch", "main", str(root)], check=True)
-    subprocess.run(["git", "add", "--all"], cwd=root, check=True)
-    subprocess.run(["git", "commit", "--quiet", "--message", "the project"], cwd=root, check=True)
+    run(root, "git", "init", "--quiet", "--initial-branch", "main")
+    run(root, "git", "add", "--all")
+    run(root, "git", "commit", "--quiet", "--message", "the project")
 
 
 def add_object(cache_dir: Path, content: bytes, suffix: str = "") -> str:
@@ -94,14 +95,14 @@ def _entry(output: Output) -> dict[str, Any]:
 
 def import_run(
     root: Path,
-    run: str,
+    name: str,
     locks: Sequence[str],
     *,
     start: str = "refs/heads/main",
     first: int = 0,
     pipeline: str = PIPELINE,
 ) -> list[str]:
-    """Make the branch of `run` in the repository `root`, a tagged commit per lock; return the ids of the commits.
+    """Make the branch of the run `name` in the repository `root`, a tagged commit per lock; return the commits.
 
     It leaves `start`, if that exists, and its iterations are numbered from `first`.
     """
@@ -111,16 +112,16 @@ def import_run(
     )
     for number, lock in enumerate(locks):
         origin = f"from :{number}\n" if number else f"from {start}^0\n" if has_start else ""
-        message = f"{run}/{first + number:04d}"
+        message = f"{name}/{first + number:04d}"
         stream.write(
-            f"commit refs/heads/runs/{run}\nmark :{number + 1}\n"
+            f"commit refs/heads/runs/{name}\nmark :{number + 1}\n"
             f"committer someone <someone@example.org> {1_700_000_000 + number} +0000\n"
             f"data {len(message)}\n{message}\n{origin}".encode()
         )
-        for name, text in (("dvc.yaml", pipeline), ("dvc.lock", lock)):
-            stream.write(f"M 100644 inline {name}\ndata {len(text.encode())}\n{text}\n".encode())
+        for file, text in (("dvc.yaml", pipeline), ("dvc.lock", lock)):
+            stream.write(f"M 100644 inline {file}\ndata {len(text.encode())}\n{text}\n".encode())
         stream.write(f"reset refs/tags/{message}\nfrom :{number + 1}\n\n".encode())
     subprocess.run(["git", "fast-import", "--quiet"], cwd=root, input=stream.getvalue(), check=True)
-    names = [f"{run}/{first + number:04d}" for number in range(len(locks))]
+    names = [f"{name}/{first + number:04d}" for number in range(len(locks))]
     listed = subprocess.run(["git", "rev-parse", *names], cwd=root, capture_output=True, text=True, check=True)
     return listed.stdout.split()

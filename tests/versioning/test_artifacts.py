@@ -105,7 +105,7 @@ def test_a_folder_comes_whole_and_writable_in_place_of_the_old_one(local: Store)
     fetch_artifact(Path(POLICY), local.commits[1], target)
     assert contents(target) == {**FILES, "number": b"1"}
     assert all(file.stat().st_mode & stat.S_IWUSR for file in target.rglob("*"))
-    assert os.listdir("data") == ["policy"]
+    assert list(Path("data").iterdir()) == [target]
 
 
 def test_a_file_comes_from_the_commit_that_is_named(local: Store) -> None:
@@ -165,7 +165,8 @@ def test_without_a_remote_the_message_says_how_to_get_one(local: Store) -> None:
         fetch_artifact(Path(POLICY), local.commits[0], Path("out"))
     assert str(refused.value) == (
         f"data/next_policy of demo/0000: DVC's cache lacks its objects ({file.parent.name}{file.name}), and there is "
-        "no remote. Name a remote that has it with `dvc remote add --default NAME URL`, then `rollbook fetch demo/0000`."
+        "no remote. Name a remote that has it with `dvc remote add --default NAME URL`, then `rollbook fetch "
+        "demo/0000`."
     )
     with pytest.raises(
         BadInput, match=r"\.dvc/config: there is no default remote\. .*dvc remote add --default NAME URL"
@@ -254,7 +255,7 @@ def test_a_remote_that_fails_may_work_on_another_try(store: Store, remote: Path)
     in_remote = remote / file.relative_to(store.cache_dir)
     in_remote.unlink()
     in_remote.mkdir()  # no file can be read from it
-    with pytest.raises(TransientError, match="DVC's remote: .*Is a directory"):
+    with pytest.raises(TransientError, match=r"DVC's remote: .*Is a directory"):
         fetch(store.repository, store.commits, [REWARDS_PATH])
 
 
@@ -262,13 +263,12 @@ def test_a_remote_that_fails_may_work_on_another_try(store: Store, remote: Path)
 
 
 def test_objects_are_flushed_with_their_folders(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    flushed: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(Path(f"/proc/self/fd/{file}").readlink()))
     lock = lock_text([*local.outputs[0].values()])
     sync_objects(local.repository, lock)
     objects = [local.object(0, POLICY, place) for place in range(4)] + [local.object(0, REWARDS_PATH)]
-    assert {str(file) for file in objects} | {str(file.parent) for file in objects} <= set(flushed)
+    assert {*objects, *(file.parent for file in objects)} <= set(flushed)
 
 
 def test_a_torn_object_is_no_part_of_a_commit(local: Store) -> None:

@@ -1,0 +1,169 @@
+"""A repository whose iteration takes seconds: three stages that write a made-up iteration, under real Git and DVC.
+
+A stage does what was ordered with `order_trouble`: fail in a chosen way, once or always.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.versioning.repository import Repository
+from tests.stage_runs import ROOT, write_params
+
+PIPELINE = """
+stages:  # listed the wrong way round
+  report:
+    cmd: python step.py report
+    params: [iteration, parent, report]
+    deps: [data/eval.parquet, data/rollouts.parquet]
+    outs: [data/report.html, {data/history.csv: {cache: false}}, {data/health.json: {cache: false}}]
+    metrics: [{data/metrics/report.json: {cache: false}}]
+  evaluate:
+    cmd: python step.py evaluate
+    params: [iteration, parent, evaluate]
+    deps: [data/prompts.parquet]
+    outs: [data/eval.parquet, data/metrics/evaluate.json]
+  rollout:
+    cmd: python step.py rollout
+    params: [iteration, parent, score]
+    deps: [step.py]
+    outs:
+      - data/prompts.parquet
+      - data/selection.parquet
+      - data/rollouts.parquet
+      - data/rewards.parquet
+      - data/advantages.parquet
+      - data/groups.parquet
+      - data/train_steps.parquet
+      - data/metrics/rollout.json
+"""
+STEP = """
+import os, pathlib, signal, sys, time
+
+from pipeline.errors import BadInput, TransientError
+from pipeline.health import Finding, as_json
+from pipeline.history_rows import append_history, history_row
+from pipeline.table_io import write_json, write_table, write_text
+from pipeline.tables import TABLES
+from pipeline.versioning.git import file_at_commit
+from stages.runner import Result, run_stage
+from tests.iteration_sample import sample_frames, sample_metrics
+
+DATA = pathlib.Path("data")
+name = sys.argv.pop()
+
+
+def work(params):
+    make_trouble()
+    frames = sample_frames(params.iteration)
+    if name != "report":
+        tables = set(frames) - {"eval"} if name == "rollout" else {"eval"}
+        for table in sorted(tables):
+            write_table(frames[table], DATA / f"{table}.parquet", TABLES[table])
+        return Result(f"iteration {params.iteration}, n_prompts {params.evaluate.n_prompts}", {})
+    older = params.parent and file_at_commit(params.parent, DATA / "history.csv").decode()
+    row = history_row(params.iteration, sample_metrics())
+    write_text(append_history(older, row), DATA / "history.csv")
+    finding = Finding("kl_bounded", "warn", 1.0, 0.5, "KL is 1, above 0.5", "Be careful", params.report.on_health.kl_bounded)
+    write_json(as_json(params.iteration, [finding]), DATA / "health.json")
+    write_text("<html>", DATA / "report.html")
+    return Result("done", row)
+
+
+def make_trouble():
+    order = pathlib.Path(os.environ["TROUBLE"], name)
+    kind, _, how_long = order.read_text().partition(" ") if order.exists() else ("", "", "")
+    if how_long == "once":
+        order.unlink()
+    if kind == "transient":
+        raise TransientError("registry", "it does not answer", "Try again")
+    if kind == "bad_input":
+        raise BadInput("params.yaml: score", "it is wrong", "Mend it")
+    if kind == "bug":
+        raise ZeroDivisionError("a number over nothing")
+    if kind == "sleep":
+        print(f"{name}: asleep", flush=True)
+        time.sleep(60)
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+run_stage(name, work)
+"""
+IDENTITY = {
+    "GIT_AUTHOR_NAME": "someone",
+    "GIT_AUTHOR_EMAIL": "someone@example.org",
+    "GIT_COMMITTER_NAME": "someone",
+    "GIT_COMMITTER_EMAIL": "someone@example.org",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+
+
+class QuickProject:
+    """The repository in the folder `root`, on the branch `main`, with everything committed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.trouble = root.with_name(f"{root.name}.trouble")
+        self.trouble.mkdir(parents=True)
+        (root / "data/metrics").mkdir(parents=True)
+        write_params(root, {})
+        (root / "step.py").write_text(STEP, encoding="utf-8")
+        (root / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
+        (root / ".gitignore").write_text(".rollbook/\n__pycache__/\n", encoding="utf-8")
+        (root / ".dvcignore").write_text(".rollbook\n__pycache__\n", encoding="utf-8")
+        self.run("git", "init", "--quiet", "--initial-branch", "main")
+        self.run(sys.executable, "-m", "dvc", "init", "--quiet")
+        self.commit("the project")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a person who works here has set, the identity for Git among it."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {**IDENTITY, "PATH": path, "PYTHONPATH": str(ROOT), "TROUBLE": str(self.trouble)}
+
+    @property
+    def repository(self) -> Repository:
+        return Repository(self.root)
+
+    def order_trouble(self, stage: str, what: str) -> None:
+        """Have `stage` fail with `what`: transient, bad_input, bug, killed, sleep; followed by " once", one time."""
+        (self.trouble / stage).write_text(what, encoding="utf-8")
+
+    def clear_trouble(self) -> None:
+        """Have every stage work."""
+        for order in self.trouble.iterdir():
+            order.unlink()
+
+    def git(self, *arguments: str) -> str:
+        return self.run("git", *arguments)
+
+    def tags(self, run: str) -> list[str]:
+        """The iterations of `run`."""
+        return self.git("tag", "--list", f"{run}/*").split()
+
+    def commit(self, message: str) -> None:
+        """Commit everything in the main checkout."""
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", message)
+
+    def run(self, *command: str, cwd: Path | None = None, **options: Any) -> str:
+        """What `command` prints; an AssertionError with its output where it fails."""
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(
+            command,
+            cwd=cwd or self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            **options,
+        )
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout.strip()

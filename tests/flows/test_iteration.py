@@ -1,0 +1,105 @@
+"""An iteration as a flow: its tasks, what is tried again, what fails at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, TaskRun
+
+from pipeline.versioning.branching import new_run
+from prefect_flows.iteration import GPU, iteration
+from tests.flows.quick_project import QuickProject
+
+pytestmark = pytest.mark.slow
+
+
+def task_runs(state: Any, until: Callable[[list[TaskRun]], bool] = bool) -> list[TaskRun]:
+    """The task runs of the flow run that ended in `state`, by time; they reach the server a moment later."""
+    of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+    with get_client(sync_client=True) as client:
+        for _ in range(40):
+            runs = sorted(client.read_task_runs(flow_run_filter=of_flow), key=lambda run: str(run.start_time))
+            if until(runs) and all(run.state is not None and run.state.is_final() for run in runs):
+                return runs
+            time.sleep(0.25)
+    raise AssertionError(f"the server has only {[(run.name, run.state_name) for run in runs]}")
+
+
+def flow_run(state: Any) -> FlowRun:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(state.state_details.flow_run_id)
+
+
+def test_a_task_per_stage_in_order_then_the_commit(here: QuickProject) -> None:
+    new_run(here.repository, "plain")
+    state = iteration("plain", 0, return_state=True)
+    assert state.is_completed()
+    assert flow_run(state).name == "plain/0000"
+    runs = task_runs(state, lambda runs: len(runs) == 4)
+    assert [run.name for run in runs] == [
+        "plain/0000 rollout",
+        "plain/0000 evaluate",
+        "plain/0000 report",
+        "plain/0000 commit",
+    ]
+    assert [GPU in run.tags for run in runs] == [True, True, False, False]
+    assert here.tags("plain") == ["plain/0000"]
+
+
+def test_bad_input_fails_at_once_with_its_message(here: QuickProject) -> None:
+    new_run(here.repository, "bad")
+    here.order_trouble("rollout", "bad_input")
+    state = iteration("bad", 0, return_state=True)
+    assert state.is_failed()
+    assert "rollout: params.yaml: score: it is wrong. Mend it." in (flow_run(state).state or state).message
+    (only,) = task_runs(state, lambda runs: len(runs) == 1)
+    assert (only.name, only.run_count) == ("bad/0000 rollout", 1)
+    assert here.tags("bad") == []
+
+
+@pytest.mark.parametrize("trouble", ["transient", "killed"])
+def test_what_may_pass_is_tried_again(here: QuickProject, trouble: str) -> None:
+    new_run(here.repository, trouble)
+    here.order_trouble("evaluate", f"{trouble} once")
+    state = iteration(trouble, 0, return_state=True)
+    assert state.is_completed()
+    runs = task_runs(state, lambda runs: len(runs) == 4)
+    assert [run.run_count for run in runs] == [1, 2, 1, 1]
+    assert here.tags(trouble) == [f"{trouble}/0000"]
+
+
+def test_a_bug_is_not_tried_again(here: QuickProject) -> None:
+    new_run(here.repository, "buggy")
+    here.order_trouble("rollout", "bug")
+    state = iteration("buggy", 0, return_state=True)
+    assert "rollout: ZeroDivisionError: a number over nothing" in str(state.message)
+    assert [run.run_count for run in task_runs(state, lambda runs: len(runs) == 1)] == [1]
+
+
+def test_tries_end(here: QuickProject) -> None:
+    new_run(here.repository, "hopeless")
+    here.order_trouble("rollout", "transient")
+    state = iteration("hopeless", 0, return_state=True)
+    assert state.is_failed()
+    assert "rollout: registry: it does not answer" in str(state.message)
+    assert [run.run_count for run in task_runs(state, lambda runs: len(runs) == 1)] == [4]
+
+
+def test_a_stale_stage_is_not_committed(here: QuickProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dvc repro --single-item` leaves a stage before it as it is: here one of which the order knows nothing."""
+    new_run(here.repository, "stale")
+    assert iteration("stale", 0, return_state=True).is_completed()
+    worktree = here.repository.worktree("stale")
+    here.git("tag", "--delete", "stale/0000")
+    (worktree / "step.py").write_text((worktree / "step.py").read_text() + "\n# edited", encoding="utf-8")
+    here.run("git", "commit", "--quiet", "--all", "--message", "an edit", cwd=worktree)
+    monkeypatch.setattr("prefect_flows.iteration.read_stage_order", lambda _: ["evaluate", "report"])
+    state = iteration("stale", 0, return_state=True)
+    assert state.is_failed()
+    assert "these stages are out of date: rollout" in str(state.message)
+    assert here.tags("stale") == []

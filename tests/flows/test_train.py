@@ -1,0 +1,168 @@
+"""Training as a flow: what it makes of a run, and when it stops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import BadInput
+from pipeline.versioning.guards import trainer_lock
+from pipeline.versioning.iterations import advance, position
+from prefect_flows.train import HealthStop, check_health, check_settings, count_committed, iterate, train
+from tests.flows.quick_project import QuickProject
+
+pytestmark = pytest.mark.slow
+STOP = {"report.on_health.kl_bounded": "stop"}
+
+
+def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(here: QuickProject) -> None:
+    train("demo", 2)
+    assert here.tags("demo") == ["demo/0000", "demo/0001"]
+    commits = here.git("log", "--format=%s", "runs/demo").splitlines()
+    assert [line.partition(":")[0] for line in commits] == ["demo/0001", "demo/0000", "the project"]
+    tip = here.git("rev-parse", "runs/demo")
+    train("demo", 2)
+    assert here.git("rev-parse", "runs/demo") == tip
+    worktree = here.repository.worktree("demo")
+    assert count_committed(position(worktree)) == 2
+    # An iteration that has begun is not run where there are as many as asked for.
+    advance(worktree)
+    train("demo", 2)
+    assert here.tags("demo") == ["demo/0000", "demo/0001"]
+    iterate("demo")
+    assert here.tags("demo") == ["demo/0000", "demo/0001", "demo/0002"]
+    assert here.git("status", "--porcelain") == ""
+
+
+def test_settings_are_what_a_run_begins_with(here: QuickProject) -> None:
+    train("set", 1, settings={"evaluate.n_prompts": 64})
+    assert "n_prompts: 64" in here.git("show", "set/0000:params.yaml")
+    train("set", 1, settings={"evaluate.n_prompts": 64})
+    with pytest.raises(BadInput, match=r"evaluate\.n_prompts: the run has begun with another value than 65"):
+        train("set", 2, settings={"evaluate.n_prompts": 65})
+
+
+def test_training_goes_on_after_a_failure(here: QuickProject) -> None:
+    here.order_trouble("evaluate", "bad_input once")
+    state = train("resumed", 1, return_state=True)
+    assert "evaluate: params.yaml: score: it is wrong. Mend it." in str(state.message)
+    assert here.tags("resumed") == []
+    train("resumed", 1)
+    assert here.tags("resumed") == ["resumed/0000"]
+
+
+def test_a_health_stop_ends_training_until_told_otherwise(here: QuickProject) -> None:
+    for _ in range(2):  # the same command again refuses likewise
+        with pytest.raises(HealthStop, match=r"ill/0000: .*kl_bounded: KL is 1, above 0\.5\. Be careful\."):
+            train("ill", 2, settings=STOP)
+        assert here.tags("ill") == ["ill/0000"]
+    train("ill", 2, settings=STOP, past_health_stop=True)
+    assert here.tags("ill") == ["ill/0000", "ill/0001"]
+
+
+def test_edited_code_is_refused_before_a_stage_runs(here: QuickProject) -> None:
+    train("edited", 1)
+    code = here.repository.worktree("edited") / "step.py"
+    code.write_text(code.read_text(encoding="utf-8") + "\n# edited", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"differ from what is committed: step\.py"):
+        train("edited", 2)
+    here.run("git", "checkout", "--quiet", "step.py", cwd=code.parent)
+    advance(code.parent)
+    code.write_text(code.read_text(encoding="utf-8") + "\n# edited", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"differ from what is committed: step\.py"):
+        train("edited", 2)
+    train("edited", 2, include_changes=True)
+    assert here.git("diff", "--name-only", "edited/0000", "edited/0001", "--", "step.py") == "step.py"
+
+
+def test_a_second_training_of_a_run_is_refused(here: QuickProject) -> None:
+    with trainer_lock(here.repository, "taken"), pytest.raises(BadInput, match="run taken: it is in use by process"):
+        train("taken", 1)
+    with pytest.raises(BadInput, match=r"run '\.\./x'"):
+        train("../x", 1)
+
+
+def test_health_that_only_warns_stops_nothing(tmp_path: Path) -> None:
+    def health(*findings: dict[str, Any]) -> Path:
+        file = tmp_path / "health.json"
+        file.write_text(json.dumps({"findings": findings}), encoding="utf-8")
+        return file
+
+    words = {"rule": "kl_bounded", "message": "KL is 1", "advice": "Lower it"}
+    check_health(health({**words, "level": "warn", "action": "warn"}, {**words, "level": "ok", "action": "stop"}), "x")
+    with pytest.raises(HealthStop, match="kl_bounded: KL is 1"):
+        check_health(health({**words, "level": "warn", "action": "stop"}), "x")
+
+
+def test_settings_that_a_run_has_are_no_difference(here: QuickProject) -> None:
+    check_settings(here.root / "params.yaml", {"evaluate.n_prompts": 128, "report.on_health.kl_bounded": "warn"})
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def command(project: QuickProject, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**project.environment, "PREFECT_HOME": str(project.root.with_name("home")), "PREFECT_API_URL": ""}
+    import os
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefect_flows.train", *arguments],
+        cwd=project.root,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_mistake_is_one_line_and_an_exit_code(project: QuickProject) -> None:
+    process = command(project, "No Name", "--iterations", "1")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out.startswith("train: error: run 'No Name': ")
+    assert out.count("\n") == 1
+
+
+def test_the_command_trains_with_a_server_of_its_own_and_ends_it_when_terminated(project: QuickProject) -> None:
+    project.clear_trouble()
+    project.order_trouble("report", "sleep")
+    process = command(project, "mine", "--iterations", "1")
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.strip())
+        if line.startswith("report: asleep"):
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["rollout", "evaluate", "report"]
+    home = project.root / ".rollbook/prefect/mine"
+    assert home.is_dir()
+    assert servers_with(home) == []
+
+
+def servers_with(home: Path) -> list[int]:
+    import psutil
+
+    time.sleep(0.5)
+    return [
+        process.pid
+        for process in psutil.process_iter()
+        if process.is_running() and str(home) in _environment(process).get("PREFECT_HOME", "")
+    ]
+
+
+def _environment(process: Any) -> dict[str, str]:
+    import psutil
+
+    try:
+        found: dict[str, str] = process.environ()
+    except psutil.Error:
+        return {}
+    return found
