@@ -36,13 +36,6 @@ class Remote:
         """The size of an object that it has."""
         return int(self._store.fs.size(self._store.oid_to_path(md5)) or 0)
 
-    def read(self, md5: str) -> bytes | None:
-        """A small object, such as the list of a folder; None where it has none."""
-        try:
-            return bytes(self._store.fs.cat_file(self._store.oid_to_path(md5)))
-        except FileNotFoundError:
-            return None
-
     def download(self, md5s: Collection[str]) -> None:
         """Bring those of `md5s` that it has into DVC's cache, each whole, verified and read-only, or not at all.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
+from pipeline.versioning.branching import new_run
 from pipeline.versioning.repository import Repository
 from tests.stage_runs import ROOT, write_params
 
@@ -18,18 +20,18 @@ PIPELINE = """
 stages:  # listed the wrong way round
   report:
     cmd: python step.py report
-    params: [iteration, parent, report]
+    params: [seed, iteration, parent, report]
     deps: [data/eval.parquet, data/rollouts.parquet]
     outs: [data/report.html, {data/history.csv: {cache: false}}, {data/health.json: {cache: false}}]
     metrics: [{data/metrics/report.json: {cache: false}}]
   evaluate:
     cmd: python step.py evaluate
-    params: [iteration, parent, evaluate]
+    params: [seed, iteration, parent, evaluate]
     deps: [data/prompts.parquet]
     outs: [data/eval.parquet, data/metrics/evaluate.json]
   rollout:
     cmd: python step.py rollout
-    params: [iteration, parent, score]
+    params: [seed, iteration, parent, score]
     deps: [step.py]
     outs:
       - data/prompts.parquet
@@ -117,6 +119,8 @@ class QuickProject:
         (root / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
         (root / ".gitignore").write_text(".rollbook/\n__pycache__/\n", encoding="utf-8")
         (root / ".dvcignore").write_text(".rollbook\n__pycache__\n", encoding="utf-8")
+        large = ["*.parquet", "report.html", "metrics/rollout.json", "metrics/evaluate.json"]
+        (root / "data/.gitignore").write_text("".join(f"/{name}\n" for name in large), encoding="utf-8")
         self.run("git", "init", "--quiet", "--initial-branch", "main")
         self.run(sys.executable, "-m", "dvc", "init", "--quiet")
         self.commit("the project")
@@ -130,6 +134,14 @@ class QuickProject:
     @property
     def repository(self) -> Repository:
         return Repository(self.root)
+
+    def seed(self, run: str) -> dict[str, int]:
+        """A setting of its own for `run`: with equal ones DVC would take its iterations from the cache."""
+        return {"seed": zlib.crc32(run.encode())}
+
+    def begin(self, run: str) -> Path:
+        """A new run; its worktree."""
+        return new_run(self.repository, run, settings=self.seed(run))
 
     def order_trouble(self, stage: str, what: str) -> None:
         """Have `stage` fail with `what`: transient, bad_input, bug, killed, sleep; followed by " once", one time."""

@@ -13,7 +13,6 @@ from types import FrameType
 import psutil
 import pytest
 
-from pipeline.versioning.branching import new_run
 from prefect_flows.dvc_stage import EXIT_RECORDS, StageFailed, judge, run_stage
 from stages import paths
 from tests.flows.quick_project import QuickProject
@@ -69,7 +68,7 @@ def worktree(project: QuickProject) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name, value in project.environment.items():
             monkeypatch.setenv(name, value)
-        worktree = new_run(project.repository, "stages")
+        worktree = project.begin("stages")
         run_stage(worktree, "rollout", print)
     return worktree
 

@@ -11,7 +11,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
 
-from pipeline.versioning.branching import new_run
 from prefect_flows.iteration import GPU, iteration
 from tests.flows.quick_project import QuickProject
 
@@ -36,7 +35,7 @@ def flow_run(state: Any) -> FlowRun:
 
 
 def test_a_task_per_stage_in_order_then_the_commit(here: QuickProject) -> None:
-    new_run(here.repository, "plain")
+    here.begin("plain")
     state = iteration("plain", 0, return_state=True)
     assert state.is_completed()
     assert flow_run(state).name == "plain/0000"
@@ -52,7 +51,7 @@ def test_a_task_per_stage_in_order_then_the_commit(here: QuickProject) -> None:
 
 
 def test_bad_input_fails_at_once_with_its_message(here: QuickProject) -> None:
-    new_run(here.repository, "bad")
+    here.begin("bad")
     here.order_trouble("rollout", "bad_input")
     state = iteration("bad", 0, return_state=True)
     assert state.is_failed()
@@ -64,7 +63,7 @@ def test_bad_input_fails_at_once_with_its_message(here: QuickProject) -> None:
 
 @pytest.mark.parametrize("trouble", ["transient", "killed"])
 def test_what_may_pass_is_tried_again(here: QuickProject, trouble: str) -> None:
-    new_run(here.repository, trouble)
+    here.begin(trouble)
     here.order_trouble("evaluate", f"{trouble} once")
     state = iteration(trouble, 0, return_state=True)
     assert state.is_completed()
@@ -74,7 +73,7 @@ def test_what_may_pass_is_tried_again(here: QuickProject, trouble: str) -> None:
 
 
 def test_a_bug_is_not_tried_again(here: QuickProject) -> None:
-    new_run(here.repository, "buggy")
+    here.begin("buggy")
     here.order_trouble("rollout", "bug")
     state = iteration("buggy", 0, return_state=True)
     assert "rollout: ZeroDivisionError: a number over nothing" in str(state.message)
@@ -82,7 +81,7 @@ def test_a_bug_is_not_tried_again(here: QuickProject) -> None:
 
 
 def test_tries_end(here: QuickProject) -> None:
-    new_run(here.repository, "hopeless")
+    here.begin("hopeless")
     here.order_trouble("rollout", "transient")
     state = iteration("hopeless", 0, return_state=True)
     assert state.is_failed()
@@ -92,7 +91,7 @@ def test_tries_end(here: QuickProject) -> None:
 
 def test_a_stale_stage_is_not_committed(here: QuickProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dvc repro --single-item` leaves a stage before it as it is: here one of which the order knows nothing."""
-    new_run(here.repository, "stale")
+    here.begin("stale")
     assert iteration("stale", 0, return_state=True).is_completed()
     worktree = here.repository.worktree("stale")
     here.git("tag", "--delete", "stale/0000")
