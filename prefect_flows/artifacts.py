@@ -101,14 +101,15 @@ def groups_page(name: str, outcomes: list[OutcomeView]) -> str:
 
 def _group_section(view: GroupView) -> str:
     prompt = " ".join(message["content"] for message in view.prompt["messages"])
-    answer = "" if view.prompt["answer"] is None else f", answer {code(view.prompt['answer'])}"
+    answer = [] if view.prompt["answer"] is None else ["", f"Answer: {code(view.prompt['answer'])}"]
     n_more = len(view.completions) - COMPLETIONS_PER_GROUP
     rows = [
         f"| {decimal(row['reward'])} | {signed(row['advantage'])} | {code(row['completion_text'])} |"
         for row in view.completions[:COMPLETIONS_PER_GROUP]
     ]
     lines = [
-        f"### {code(prompt)}{answer}",
+        f"### {code(prompt)}",
+        *answer,
         "",
         "| reward | advantage | completion |",
         "| ---: | ---: | --- |",

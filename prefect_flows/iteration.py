@@ -37,8 +37,13 @@ def is_worth_a_retry(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) ->
 def stage_task(run: str, number: int, stage: str) -> None:
     """Bring one stage up to date. Raises `StageFailed`."""
     logger = get_run_logger()
+
+    def log(line: str) -> None:
+        if line:
+            logger.info(line)
+
     try:
-        run_stage(Repository.find().worktree(run), stage, logger.info)
+        run_stage(Repository.find().worktree(run), stage, log)
     except StageFailed as failed:
         if failed.is_worth_a_retry:
             logger.warning("%s; another try may go better", failed)

@@ -46,21 +46,21 @@ class Repository:
     @property
     def cache_dir(self) -> Path:
         """DVC's cache, which holds every artifact of every run."""
-        config = dvc_config(self.root)
-        configured = config.get("cache", "dir", fallback=None)
-        return self.root / ".dvc" / (configured or "cache")
+        return self.root / ".dvc" / dvc_config(self.root).get("cache", "dir", fallback="cache")
 
     def configure_worktree(self, worktree: Path) -> None:
         """Have DVC in `worktree` use this repository's cache, remotes and settings."""
-        config = dvc_config(self.root)
+        config = _read_config(self.root, [self.root / ".dvc" / "config.local"])
+        for section, values in _read_config(self.root, [self.root / ".dvc" / "config"]).items():
+            # DVC takes a relative path from the folder of the config file, which is another one here.
+            if _is_relative(values.get("url", "")):
+                config[section] = {**values, **(config[section] if config.has_section(section) else {})}
+        for values in config.values():
+            if _is_relative(values.get("url", "")):
+                values["url"] = str((self.root / ".dvc" / values["url"]).resolve())
         if not config.has_section("cache"):
             config.add_section("cache")
-        config.set("cache", "dir", str(self.cache_dir))
-        for section in config.sections():
-            url = config.get(section, "url", fallback="")
-            # DVC takes a relative path from the folder of the config file, which is another one here.
-            if section.startswith("'remote ") and url and "://" not in url:
-                config.set(section, "url", str((self.root / ".dvc" / url).resolve()))
+        config["cache"]["dir"] = str(self.cache_dir)
         text = io.StringIO()
         config.write(text)
         target = worktree / ".dvc" / "config.local"
@@ -69,14 +69,28 @@ class Repository:
 
 
 def dvc_config(checkout: Path) -> configparser.ConfigParser:
-    """What `.dvc/config` and `.dvc/config.local` of `checkout` say, the second over the first."""
+    """DVC's settings in `checkout`: of the system, the user, the repository, and local ones, later over earlier.
+
+    Paths in them are relative to `.dvc`.
+    """
+    from dvc.dirs import global_config_dir, system_config_dir
+
+    folders = [Path(system_config_dir()), Path(global_config_dir()), checkout / ".dvc"]
+    return _read_config(checkout, [*(folder / "config" for folder in folders), checkout / ".dvc" / "config.local"])
+
+
+def _read_config(checkout: Path, files: list[Path]) -> configparser.ConfigParser:
     config = configparser.ConfigParser(interpolation=None)
     try:
-        config.read([checkout / ".dvc" / "config", checkout / ".dvc" / "config.local"], encoding="utf-8")
+        config.read(files, encoding="utf-8")
     except configparser.Error as error:
         reason = " ".join(str(error).split())
         raise BadInput(f"{checkout / '.dvc'}: config", f"DVC's settings can't be read ({reason})", "Mend it") from error
     return config
+
+
+def _is_relative(url: str) -> bool:
+    return bool(url) and "://" not in url and not Path(url).is_absolute()
 
 
 def has_remote(checkout: Path) -> bool:

@@ -133,3 +133,27 @@ def test_the_repository_is_found_from_a_worktree_and_from_below(project: Project
     with pytest.raises(BadInput, match="bare repository"):
         Repository.find(bare)
     shutil.rmtree(bare)
+
+
+def test_the_cache_is_where_dvc_has_it(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert project.repository.cache_dir == project.root / ".dvc/cache"
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "config").write_text(f"[cache]\n    dir = {tmp_path}/shared\n")
+    assert project.repository.cache_dir == tmp_path / "shared"
+    (project.root / ".dvc/config.local").write_text("[cache]\n    dir = ../own\n")
+    assert project.repository.cache_dir.resolve() == project.root / "own"
+    (project.root / ".dvc/config.local").write_text("no section")
+    with pytest.raises(BadInput, match="settings can't be read"):
+        _ = project.repository.cache_dir
+
+
+def test_a_worktree_reaches_the_remotes_of_the_checkout(project: Project, tmp_path: Path) -> None:
+    (project.root / ".dvc/config").write_text(
+        "['remote \"store\"']\n    url = ../../remote\n[core]\n    remote = store\n"
+    )
+    (project.root / ".dvc/config.local").write_text("['remote \"store\"']\n    jobs = 2\n")
+    worktree = tmp_path / "worktree"
+    project.repository.configure_worktree(worktree)
+    written = (worktree / ".dvc/config.local").read_text()
+    assert "jobs = 2" in written
+    assert f"url = {tmp_path}/remote\n" in written
