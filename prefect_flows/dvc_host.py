@@ -9,48 +9,80 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
-PRELOADED = ("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.run", "dvc.stage.cache", "dvc_data.index")
+from pipeline.versioning.guards import child_environment
+
+PRELOADED = ("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.run", "dvc.stage.cache")
 MAX_REQUEST = 1 << 20
 
 
-@dataclass(frozen=True)
 class DvcProcess:
     """A command of DVC that was started, the leader of a session of its own."""
 
-    pid: int
-    answers: socket.socket
+    def __init__(self, pid: int, answers: socket.socket) -> None:
+        self.pid = pid
+        self._answers = answers
+        self._code: int | None = None
 
     def wait(self) -> int:
-        """Its exit code, minus the number of the signal where one ended it."""
-        return int(_read_line(self.answers))
+        """Its exit code, minus the number of the signal where one ended it. Raises `HostGone`."""
+        if self._code is None:
+            self._code = int(_read_line(self._answers))
+        return self._code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send `number` to the command and all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
 
 class DvcHost:
-    """The process that commands are forked from, as the trainer sees it."""
+    """The process that commands are forked from, as the trainer sees it. It runs one command at a time."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
+        # Commands inherit the mark of the trainer, by which the next one knows what this one left behind.
+        environment = {**child_environment(), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "prefect_flows.dvc_host", str(theirs.fileno())]
         with theirs:
-            command = [sys.executable, "-m", "prefect_flows.dvc_host", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=Path(__file__).parent.parent,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def start(self, arguments: list[str], folder: Path, environment: Mapping[str, str], output: int) -> DvcProcess:
-        """Start `dvc <arguments>` in `folder`; what it prints goes to the file descriptor `output`."""
+        """Start `dvc <arguments>` in `folder`; what it prints goes to the file descriptor `output`.
+
+        Raises:
+            HostGone: the process was killed.
+        """
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
-        socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], [output])
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], [output])
+        except OSError as error:
+            raise HostGone(str(error)) from error
         return DvcProcess(int(_read_line(self._socket)), self._socket)
 
     def close(self) -> None:
-        """End the process, once its last command has ended."""
+        """End the process; a command that it runs goes on."""
         self._socket.close()
+        self._process.kill()
         self._process.wait()
+
+
+class HostGone(Exception):
+    """The process that commands are forked from was killed."""
 
 
 def serve(requests: socket.socket) -> None:
@@ -102,9 +134,12 @@ def _answer(requests: socket.socket, number: int) -> None:
 def _read_line(answers: socket.socket) -> str:
     line = b""
     while not line.endswith(b"\n"):
-        part = answers.recv(1)
+        try:
+            part = answers.recv(1)  # one by one, since what follows is the next answer
+        except ConnectionError as error:
+            raise HostGone(str(error)) from error
         if not part:
-            raise ConnectionError("the process that DVC is forked from has ended")
+            raise HostGone("it closed the connection")
         line += part
     return line.decode()
 

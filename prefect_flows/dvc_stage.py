@@ -10,16 +10,20 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any
+from typing import Any
+
+import psutil
 
 from pipeline.errors import RollbookError
 from pipeline.versioning.guards import child_environment
+from prefect_flows.dvc_host import DvcHost, DvcProcess, HostGone
 
 EXIT_RECORDS = Path(".rollbook/exit")
 SECONDS_TO_LEAVE = 10
@@ -72,9 +76,18 @@ def run_dvc(worktree: Path, arguments: list[str], on_line: Callable[[str], None]
             errors.append(line.removeprefix("ERROR: "))
         on_line(line)
 
-    with _process_group([sys.executable, "-m", "dvc", *arguments], worktree, listen) as process:
-        code = process.wait()
-    return code, errors
+    try:
+        with _dvc_process(arguments, worktree, listen) as process:
+            return process.wait(), errors
+    except HostGone:
+        shared_host.cache_clear()
+        return -signal.SIGKILL, errors
+
+
+@cache
+def shared_host() -> DvcHost:
+    """The one that this process starts DVC from."""
+    return DvcHost()
 
 
 def judge(stage: str, code: int, record: dict[str, Any] | None, errors: list[str]) -> StageFailed:
@@ -113,31 +126,26 @@ def _read(record: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _process_group(command: list[str], folder: Path, on_line: Callable[[str], None]) -> Iterator[subprocess.Popen[str]]:
-    """Run `command` in a session of its own, of which nothing is left when the block ends, however it ends."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+def _dvc_process(arguments: list[str], folder: Path, on_line: Callable[[str], None]) -> Iterator[DvcProcess]:
+    """Run `dvc <arguments>` in a session of its own, of which nothing is left when the block ends, however it ends."""
+    reading, writing = os.pipe()
     # In a thread of its own, since a signal must reach the main one, and since what outlives DVC keeps the pipe open.
-    reader = Thread(target=_read_lines, args=(process.stdout, on_line), daemon=True)
+    reader = Thread(target=_read_lines, args=(reading, on_line), daemon=True)
     reader.start()
+    try:
+        process = shared_host().start(arguments, folder, _environment(), writing)
+    finally:
+        os.close(writing)
     try:
         yield process
     except BaseException:  # Ctrl-C, or the SIGTERM by which Prefect cancels a flow: the stage goes first
-        _signal_group(process, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_LEAVE)
+        process.signal(signal.SIGINT)
+        deadline = time.monotonic() + SECONDS_TO_LEAVE
+        while psutil.pid_exists(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
         raise
     finally:
-        _signal_group(process, signal.SIGKILL)
+        process.signal(signal.SIGKILL)
         process.wait()
         reader.join(SECONDS_TO_LEAVE)
 
@@ -149,11 +157,7 @@ def _environment() -> dict[str, str]:
     return {**environment, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def _read_lines(stream: IO[str], on_line: Callable[[str], None]) -> None:
-    for line in stream:
-        on_line(line.rstrip())
-
-
-def _signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def _read_lines(descriptor: int, on_line: Callable[[str], None]) -> None:
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            on_line(line.rstrip())

@@ -19,9 +19,9 @@ from pipeline.params import PARAMS_FILE, parse_params
 from pipeline.params_edit import edit_params
 from pipeline.versioning import disk
 from pipeline.versioning.branching import new_run, open_worktree
-from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
+from pipeline.versioning.changes import refuse_changes
 from pipeline.versioning.guards import clear_leftovers, trainer_lock
-from pipeline.versioning.iterations import Position, advance, position, push_artifacts
+from pipeline.versioning.iterations import Position, advance, position, push_artifacts, unrecorded_edits
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import check_identity, check_run_name, list_runs, tag_name
 from prefect_flows.artifacts import publish_progress
@@ -135,7 +135,7 @@ def make_iterations(
         number = advance(worktree) if where.committed else where.number
         if not include_changes:
             remedy = "Undo the edits, or give --include-changes to commit them with the iteration"
-            refuse_changes(worktree, changed_files(worktree, RECORDED), remedy)
+            refuse_changes(worktree, unrecorded_edits(worktree), remedy)
         started = time.monotonic()
         iteration(run, number, include_changes)
         seconds.append(time.monotonic() - started)

@@ -8,7 +8,6 @@ artifact, tag, parameter and metric with a run of the same command that nobody k
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -65,7 +64,8 @@ class Trained:
         """Everything about the run that has to be the same, however often it was killed."""
         tags = self.checkout.git("tag", "--list", f"{RUN}/*").split()
         branch = self.checkout.git("log", "--format=%D", "--decorate=full", f"main..runs/{RUN}").split("\n")
-        found: dict[str, Any] = {"tags": tags, "branch": [re.sub(r"HEAD -> |refs/heads/\S+?(, |$)", "", line) for line in branch]}
+        names = [re.sub(r"HEAD -> |refs/heads/\S+?(, |$)", "", line) for line in branch]
+        found: dict[str, Any] = {"tags": tags, "branch": names}
         for tag in tags:
             lock = YAML(typ="safe", pure=True).load(self.checkout.git("show", f"{tag}:dvc.lock"))
             outputs = {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage.get("outs", [])}
@@ -110,7 +110,7 @@ def interrupt(trainer: psutil.Process) -> None:
 
 def kill_dvc(trainer: psutil.Process) -> None:
     """DVC alone: its stage lives on, and the trainer goes on too."""
-    _kill_one(trainer, lambda words: "dvc" in words)
+    _kill_one(trainer, lambda words: "prefect_flows.dvc_host" in words)
 
 
 def kill_stage(trainer: psutil.Process) -> None:
@@ -122,7 +122,7 @@ WAYS = [kill_everything, kill_trainer, terminate_trainer, interrupt, kill_dvc, k
 
 
 def _kill_one(trainer: psutil.Process, is_wanted: Callable[[list[str]], bool]) -> None:
-    for process in trainer.children(recursive=True):
+    for process in reversed(trainer.children(recursive=True)):  # the one that was started last
         try:
             words = process.cmdline()
         except psutil.Error:
