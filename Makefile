@@ -6,19 +6,26 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench clean
+.PHONY: help run train test lint bench kills clean
 
 help:
 	@echo "make run    one iteration with params.yaml, then a summary"
+	@echo "make train  many iterations of a run: make train RUN=demo ITERATIONS=40 [ARGS='--set seed=1']"
 	@echo "make test   ruff, mypy and pytest"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  the benchmarks of tests/benchmarks"
-	@echo "make clean  remove what runs and tools left here; .venv and DVC's cache stay"
+	@echo "make kills  kill a tiny training at 100 random moments and compare with one left alone"
+	@echo "make clean  remove what make run and tools left here; .venv, runs and DVC's cache stay"
 
 run: $(VENV)/.installed
 	@rollbook check
 	@dvc repro
 	@rollbook summary
+
+RUN ?= demo
+ITERATIONS ?= 40
+train: $(VENV)/.installed
+	@python -m prefect_flows.train $(RUN) --iterations $(ITERATIONS) $(ARGS)
 
 test: lint
 	@pytest
@@ -31,9 +38,13 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	@python -m tests.benchmarks
 
+KILLS ?= 100
+kills: $(VENV)/.installed-test
+	@python -m tests.end_to_end.kill_runs --kills $(KILLS)
+
 clean:
 	rm -rf data/base data/policy data/reference data/trainer_state data/next_policy data/next_trainer_state
-	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook
+	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook/exit .rollbook/samples
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

@@ -58,7 +58,7 @@ def publish_iteration(worktree: Path, run: str, number: int) -> None:
     )
     create_markdown_artifact(
         key=artifact_key(run, "groups"),
-        markdown=groups_page(name, view_outcomes(_tables(worktree / "data"), GROUPS_PER_OUTCOME)),
+        markdown=groups_page(name, view_outcomes(tables_of_groups(worktree / "data"), GROUPS_PER_OUTCOME)),
         description=f"Some groups of each outcome of {name}",
     )
     report = worktree / "data/report.html"
@@ -134,7 +134,7 @@ def code(text: str) -> str:
     return f"{fence}{space}{line or ' '}{space}{fence}".replace("|", "\\|")
 
 
-def _tables(data: Path) -> Tables:
+def tables_of_groups(data: Path) -> Tables:
     """What `view_outcomes` reads, without the token ids and log-probabilities."""
     columns = {
         "prompts": None,

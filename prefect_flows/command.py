@@ -63,4 +63,5 @@ def main(
 
 def _leave(_number: int, _frame: object) -> None:
     """End as after an error, so that the server is stopped; what a signal does by default leaves it behind."""
+    typer.echo("train: terminated; the same command goes on", err=True)
     sys.exit(TERMINATED)

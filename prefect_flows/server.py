@@ -38,6 +38,7 @@ def serving(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     end_orphans(home)
     settings = {
+        PREFECT_API_URL: None,  # an empty one counts as none, but not everywhere in Prefect
         PREFECT_HOME: home,
         PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
         PREFECT_SERVER_ANALYTICS_ENABLED: False,

@@ -11,6 +11,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.tasks import Task, exponential_backoff
 
 from pipeline.errors import BadInput, RollbookError, TransientError
@@ -137,7 +138,9 @@ def make_iterations(
             remedy = "Undo the edits, or give --include-changes to commit them with the iteration"
             refuse_changes(worktree, unrecorded_edits(worktree), remedy)
         started = time.monotonic()
-        iteration(run, number, include_changes)
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            # A flow ends with the thread of its heartbeat, a second later; that of the training speaks for both.
+            iteration(run, number, include_changes)
         seconds.append(time.monotonic() - started)
         row = read_history((worktree / "data/history.csv").read_text(encoding="utf-8"))[-1]
         get_run_logger().info(iteration_line(tag_name(run, number), row, seconds, iterations - number - 1))

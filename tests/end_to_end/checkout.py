@@ -65,11 +65,16 @@ class Checkout:
     def clone(self, folder: Path) -> Checkout:
         """A clone of what is committed, with the data of the commit out of this checkout's DVC cache."""
         self.git("clone", "--quiet", str(self.folder), str(folder))
-        clone = copy.copy(self)
-        clone.folder = folder
+        clone = self.at(folder)
         clone.dvc("cache", "dir", "--local", str(self.folder / ".dvc/cache"))
         clone.dvc("checkout")
         return clone
+
+    def at(self, folder: Path) -> Checkout:
+        """The checkout or worktree that is in `folder` already."""
+        other = copy.copy(self)
+        other.folder = folder
+        return other
 
     def compile(self, module: str) -> list[Path]:
         """Import `module`, edited in nothing but its time; return the files of compiled code beside it."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings

@@ -70,7 +70,8 @@ def work(params):
     older = params.parent and file_at_commit(params.parent, DATA / "history.csv").decode()
     row = history_row(params.iteration, sample_metrics())
     write_text(append_history(older, row), DATA / "history.csv")
-    finding = Finding("kl_bounded", "warn", 1.0, 0.5, "KL is 1, above 0.5", "Be careful", params.report.on_health.kl_bounded)
+    action = params.report.on_health.kl_bounded
+    finding = Finding("kl_bounded", "warn", 1.0, 0.5, "KL is 1, above 0.5", "Be careful", action)
     write_json(as_json(params.iteration, [finding]), DATA / "health.json")
     write_text("<html>", DATA / "report.html")
     return Result("done", row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.errors import BadInput
@@ -23,52 +25,43 @@ STOP = {"report.on_health.kl_bounded": "stop"}
 
 
 def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(here: QuickProject) -> None:
-    train("demo", 2)
+    settings = {**here.seed("demo"), "evaluate.n_prompts": 64}
+    here.order_trouble("evaluate", "bad_input once")
+    state = train("demo", 2, settings=settings, return_state=True)
+    assert "evaluate: params.yaml: score: it is wrong. Mend it." in str(state.message)
+    assert here.tags("demo") == []
+
+    train("demo", 2, settings=settings)
     assert here.tags("demo") == ["demo/0000", "demo/0001"]
     commits = here.git("log", "--format=%s", "runs/demo").splitlines()
-    assert [line.partition(":")[0] for line in commits] == ["demo/0001", "demo/0000", "the project"]
-    tip = here.git("rev-parse", "runs/demo")
-    train("demo", 2)
-    assert here.git("rev-parse", "runs/demo") == tip
-    worktree = here.repository.worktree("demo")
-    assert count_committed(position(worktree)) == 2
-    # An iteration that has begun is not run where there are as many as asked for.
-    advance(worktree)
-    train("demo", 2)
-    assert here.tags("demo") == ["demo/0000", "demo/0001"]
-    iterate("demo")
-    assert here.tags("demo") == ["demo/0000", "demo/0001", "demo/0002"]
+    assert [line.partition(":")[0] for line in commits] == ["demo/0001", "demo/0000", "demo", "the project"]
+    assert "n_prompts: 64" in here.git("show", "demo/0001:params.yaml")
     assert here.git("status", "--porcelain") == ""
 
-
-def test_settings_are_what_a_run_begins_with(here: QuickProject) -> None:
-    train("set", 1, settings={"evaluate.n_prompts": 64})
-    assert "n_prompts: 64" in here.git("show", "set/0000:params.yaml")
-    train("set", 1, settings={"evaluate.n_prompts": 64})
+    train("demo", 2, settings=settings)
+    assert here.git("log", "--format=%s", "runs/demo").splitlines() == commits
     with pytest.raises(BadInput, match=r"evaluate\.n_prompts: the run has begun with another value than 65"):
-        train("set", 2, settings={"evaluate.n_prompts": 65})
+        train("demo", 3, settings={"evaluate.n_prompts": 65})
 
-
-def test_training_goes_on_after_a_failure(here: QuickProject) -> None:
-    here.order_trouble("evaluate", "bad_input once")
-    state = train("resumed", 1, return_state=True)
-    assert "evaluate: params.yaml: score: it is wrong. Mend it." in str(state.message)
-    assert here.tags("resumed") == []
-    train("resumed", 1)
-    assert here.tags("resumed") == ["resumed/0000"]
+    worktree = here.repository.worktree("demo")
+    advance(worktree)
+    train("demo", 2)  # an iteration that has begun is not run where there are as many as asked for
+    assert count_committed(position(worktree)) == 2
+    iterate("demo")
+    assert here.tags("demo") == ["demo/0000", "demo/0001", "demo/0002"]
 
 
 def test_a_health_stop_ends_training_until_told_otherwise(here: QuickProject) -> None:
     for _ in range(2):  # the same command again refuses likewise
         with pytest.raises(HealthStop, match=r"ill/0000: .*kl_bounded: KL is 1, above 0\.5\. Be careful\."):
-            train("ill", 2, settings=STOP)
+            train("ill", 2, settings={**here.seed("ill"), **STOP})
         assert here.tags("ill") == ["ill/0000"]
-    train("ill", 2, settings=STOP, past_health_stop=True)
+    train("ill", 2, settings={**here.seed("ill"), **STOP}, past_health_stop=True)
     assert here.tags("ill") == ["ill/0000", "ill/0001"]
 
 
 def test_edited_code_is_refused_before_a_stage_runs(here: QuickProject) -> None:
-    train("edited", 1)
+    train("edited", 1, settings=here.seed("edited"))
     code = here.repository.worktree("edited") / "step.py"
     code.write_text(code.read_text(encoding="utf-8") + "\n# edited", encoding="utf-8")
     with pytest.raises(BadInput, match=r"differ from what is committed: step\.py"):
@@ -110,8 +103,6 @@ def test_settings_that_a_run_has_are_no_difference(here: QuickProject) -> None:
 
 def command(project: QuickProject, *arguments: str) -> subprocess.Popen[str]:
     environment = {**project.environment, "PREFECT_HOME": str(project.root.with_name("home")), "PREFECT_API_URL": ""}
-    import os
-
     return subprocess.Popen(
         [sys.executable, "-m", "prefect_flows.train", *arguments],
         cwd=project.root,
@@ -141,15 +132,20 @@ def test_the_command_trains_with_a_server_of_its_own_and_ends_it_when_terminated
         if line.startswith("report: asleep"):
             process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
-    assert [line.partition(":")[0] for line in lines[1:4]] == ["rollout", "evaluate", "report"]
+    assert [line.partition(" (")[0] for line in lines] == [
+        "Prefect starts a server for this training, about 10 s",
+        "rollout: iteration 0, n_prompts 128",
+        "evaluate: iteration 0, n_prompts 128",
+        "report: asleep",
+        "report: error: interrupted from the keyboard; run it again to go on",
+        "train: terminated; the same command goes on",
+    ]
     home = project.root / ".rollbook/prefect/mine"
     assert home.is_dir()
     assert servers_with(home) == []
 
 
 def servers_with(home: Path) -> list[int]:
-    import psutil
-
     time.sleep(0.5)
     return [
         process.pid
@@ -159,8 +155,6 @@ def servers_with(home: Path) -> list[int]:
 
 
 def _environment(process: Any) -> dict[str, str]:
-    import psutil
-
     try:
         found: dict[str, str] = process.environ()
     except psutil.Error:
