@@ -31,7 +31,7 @@ EITHER_OR = ("BaseModelParams", "PromptSource")
 """Sections whose keys exclude each other, so that no single example has them all."""
 QUERIES = {
     "correct": ["completion_id", "answer", "finish_reason", "completion_text"],
-    "by_terms": ["n_terms", "n_completions", "pass_rate"],
+    "by_operator": ["operator", "n_completions", "pass_rate"],
     "disagreements": ["completion_id", "token_id", "sampling", "old", "position", "difference"],
 }
 
@@ -89,11 +89,11 @@ def test_the_data_dictionary_is_current() -> None:
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, pl.DataFrame]:
     """What the README's queries give on a made-up iteration.
 
-    Its prompts have two and three terms in turn, and old log-probabilities fall by 0.01 with each position.
+    Its prompts are sums and products in turn, and old log-probabilities fall by 0.01 with each position.
     """
     frames = sample_frames()
-    terms = pl.int_range(pl.len()) % 2 + 2
-    metadata = pl.concat_str(pl.lit('{"entry": {"metadata": {"num_terms": '), terms, pl.lit("}}}"))
+    operator = pl.when(pl.int_range(pl.len()) % 2 == 0).then(pl.lit("+")).otherwise(pl.lit("*"))
+    metadata = pl.concat_str(pl.lit('{"entry": {"metadata": {"expression": "1 '), operator, pl.lit(' -2"}}}'))
     frames["prompts"] = frames["prompts"].with_columns(metadata=metadata)
     write_iteration(tmp_path, frames)
     kept = frames["groups"].filter("kept").select("group_id")
@@ -118,8 +118,8 @@ def test_the_queries_answer_their_questions(answers: dict[str, pl.DataFrame]) ->
     assert {name: frame.columns for name, frame in answers.items()} == QUERIES
     # Two completions of each of the 6 mixed groups are correct, and all four of each of the 2 that are all correct.
     assert answers["correct"].height == 6 * 2 + 2 * 4
-    # Groups 0, 2, ... 14 have two terms: 3 mixed, 4 wrong and 1 correct. Of the others, one has a single verdict.
-    assert answers["by_terms"].rows() == [(2, 32, pytest.approx(10 / 32)), (3, 32, pytest.approx(10 / 29))]
+    # Groups 0, 2, ... 14 are sums: 3 mixed, 4 wrong and 1 correct. Of the others, one has a single verdict.
+    assert answers["by_operator"].rows() == [("*", 32, pytest.approx(10 / 29)), ("+", 32, pytest.approx(10 / 32))]
     # The longest trained completion is the last of group 5: 2 + (5 + 3 * 3) % 15 = 16 tokens.
     furthest = answers["disagreements"].row(0, named=True)
     assert (furthest["completion_id"], furthest["position"]) == (f"0000/{5:016x}/3", 15)
