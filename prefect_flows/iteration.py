@@ -12,14 +12,9 @@ from prefect.tasks import Task, exponential_backoff
 from pipeline.versioning.iterations import commit_iteration
 from pipeline.versioning.repository import Repository
 from prefect_flows.artifacts import publish_iteration
+from prefect_flows.device import device_turn
 from prefect_flows.dvc_stage import StageFailed, run_stage
 from prefect_flows.stage_order import read_stage_order
-
-GPU = "rollbook-gpu"
-"""The tag of tasks that need a device: `prefect concurrency-limit create rollbook-gpu 1` makes them take turns."""
-
-ON_DEVICE = ("rollout", "update", "evaluate")
-"""The stages that run the model."""
 
 
 def is_worth_a_retry(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -43,7 +38,8 @@ def stage_task(run: str, number: int, stage: str) -> None:
             logger.info(line)
 
     try:
-        run_stage(Repository.find().worktree(run), stage, log)
+        with device_turn(stage):
+            run_stage(Repository.find().worktree(run), stage, log)
     except StageFailed as failed:
         if failed.is_worth_a_retry:
             logger.warning("%s; another try may go better", failed)
@@ -67,7 +63,6 @@ def iteration(run: str, number: int, include_changes: bool = False) -> None:
     """
     worktree = Repository.find().worktree(run)
     for stage in read_stage_order(worktree):
-        tags = {GPU} if stage in ON_DEVICE else set()
-        stage_task.with_options(name=stage, tags=tags)(run, number, stage)
+        stage_task.with_options(name=stage)(run, number, stage)
     commit_task(run, number, include_changes)
     publish_iteration(worktree, run, number)

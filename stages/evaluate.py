@@ -9,7 +9,6 @@ import polars as pl
 
 from pipeline.evaluation import choose_eval_prompts, evaluation_metrics
 from pipeline.params import Params, SamplingParams
-from pipeline.policy import load_tokenizer
 from pipeline.rewards.scoring import score_completions
 from pipeline.rollouts import completion_rows, make_requests, tokenize_prompts
 from pipeline.sampling import SampleRequest
@@ -17,7 +16,6 @@ from pipeline.table_io import read_table, write_table
 from pipeline.tables import EVAL, PROMPTS
 from stages import paths
 from stages.runner import Result, run_stage
-from stages.sampling import sample_policy
 
 
 def evaluate(params: Params) -> Result:
@@ -27,6 +25,9 @@ def evaluate(params: Params) -> Result:
         write_table(EVAL.empty(), paths.EVAL, EVAL)
         nothing = {"is_scheduled": False, "n_prompts": 0, "n_completions": 0, "before": None, "after": None}
         return Result(f"not due: every {params.evaluate.every} iterations", nothing)
+    # Here, since most iterations evaluate nothing, and it takes seconds to import torch.
+    from pipeline.policy import load_tokenizer
+
     prompts = choose_eval_prompts(read_table(paths.PROMPTS, PROMPTS), params.evaluate.n_prompts)
     tokenizer = load_tokenizer(paths.BASE)
     # The seeds are the same in every iteration, so that two policies differ by what they learned, not by luck.
@@ -65,6 +66,8 @@ def _due_policies(params: Params) -> dict[str, Path]:
 def _evaluate_policy(
     name: str, folder: Path, prompts: pl.DataFrame, requests: list[SampleRequest], tokenizer: Any, params: Params
 ) -> pl.DataFrame:
+    from stages.sampling import sample_policy
+
     sampling: SamplingParams = params.sampling.model_copy(update={"temperature": params.evaluate.temperature})
     sampled, _ = sample_policy(folder, tokenizer, requests, sampling, f"evaluate_{name}")
     rows = completion_rows(prompts["prompt_id"].to_list(), requests, sampled.completions, tokenizer, params.iteration)

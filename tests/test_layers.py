@@ -23,7 +23,7 @@ STAGES = [
     *("prompts", "base", "start", "select", "rollout", "score"),
     *("normalize", "filter", "update", "evaluate", "report"),
 ]
-WITHOUT_TORCH = ["prompts", "select", "score", "normalize", "filter", "report"]
+WITHOUT_TORCH = ["prompts", "start", "select", "score", "normalize", "filter", "evaluate", "report"]
 
 PLUMBING = {
     "pipeline/errors.py",

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from typing import Any
 
 from pipeline.versioning.branching import new_run
 from pipeline.versioning.repository import Repository
@@ -165,7 +164,7 @@ class QuickProject:
         self.git("add", "--all")
         self.git("commit", "--quiet", "--message", message)
 
-    def run(self, *command: str, cwd: Path | None = None, **options: Any) -> str:
+    def run(self, *command: str, cwd: Path | None = None) -> str:
         """What `command` prints; an AssertionError with its output where it fails."""
         environment = {**os.environ, **self.environment}
         done = subprocess.run(
@@ -176,7 +175,6 @@ class QuickProject:
             text=True,
             check=False,
             timeout=120,
-            **options,
         )
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
 
-from prefect_flows.iteration import GPU, iteration
+from prefect_flows.iteration import iteration
 from tests.flows.quick_project import QuickProject
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,6 @@ def test_a_task_per_stage_in_order_then_the_commit(here: QuickProject) -> None:
         "plain/0000 report",
         "plain/0000 commit",
     ]
-    assert [GPU in run.tags for run in runs] == [True, True, False, False]
     assert here.tags("plain") == ["plain/0000"]
 
 
@@ -55,7 +54,7 @@ def test_bad_input_fails_at_once_with_its_message(here: QuickProject) -> None:
     here.order_trouble("rollout", "bad_input")
     state = iteration("bad", 0, return_state=True)
     assert state.is_failed()
-    assert "rollout: params.yaml: score: it is wrong. Mend it." in (flow_run(state).state or state).message
+    assert "rollout: params.yaml: score: it is wrong. Mend it." in str((flow_run(state).state or state).message)
     (only,) = task_runs(state, lambda runs: len(runs) == 1)
     assert (only.name, only.run_count) == ("bad/0000 rollout", 1)
     assert here.tags("bad") == []

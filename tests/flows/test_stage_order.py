@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from prefect_flows.iteration import ON_DEVICE
+from prefect_flows.device import ON_DEVICE
 from prefect_flows.stage_order import read_stage_order, stage_order
 from tests.stage_runs import ROOT
 
@@ -33,13 +33,13 @@ def test_where_there_is_a_choice_the_listing_decides() -> None:
 
 
 def test_a_file_in_a_folder_that_another_stage_writes_is_read_from_it() -> None:
-    stages = {"read": {"deps": ["data/base/config.json"]}, "write": {"outs": ["data/base"]}}
+    stages: dict[str, Any] = {"read": {"deps": ["data/base/config.json"]}, "write": {"outs": ["data/base"]}}
     assert stage_order(stages) == ["write", "read"]
     assert stage_order({"read": {"deps": ["data/bases"]}, "write": {"outs": ["data/base"]}}) == ["read", "write"]
 
 
 def test_metrics_and_outputs_with_options_count() -> None:
-    stages = {
+    stages: dict[str, Any] = {
         "c": {"deps": ["m"]},
         "b": {"deps": ["o"], "metrics": [{"m": {"cache": False}}]},
         "a": {"outs": [{"o": {}}]},
