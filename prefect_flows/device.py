@@ -25,7 +25,7 @@ def device_turn(stage: str) -> AbstractContextManager[None]:
     """A slot of the limit for the time of the block, where `stage` runs the model and the limit exists."""
     if stage not in ON_DEVICE or not limit_exists():
         return nullcontext()
-    get_run_logger().info("%s: waits for a slot of %s", stage, LIMIT)
+    get_run_logger().info("%s: takes its turn by the limit %s", stage, LIMIT)
     return concurrency(LIMIT, lease_duration=SECONDS_TO_FREE)
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_BLOCKS_REGISTER_ON_START,
     PREFECT_API_URL,
@@ -16,6 +17,8 @@ from prefect.settings import (
     PREFECT_SERVER_ANALYTICS_ENABLED,
     temporary_settings,
 )
+
+from pipeline.errors import TransientError, first_line
 
 IS_EPHEMERAL = "PREFECT__SERVER_EPHEMERAL"
 """What Prefect sets in the environment of a server that it starts for the time of a flow."""
@@ -31,8 +34,12 @@ def serving(home: Path) -> Iterator[None]:
     """Flows in the block use the server that is configured, or start one of their own with its database in `home`.
 
     Nobody else may use `home` at that time: two servers on one database lock each other out.
+
+    Raises:
+        TransientError: the server that is configured does not answer.
     """
     if is_configured():
+        check_answers()
         yield
         return
     home.mkdir(parents=True, exist_ok=True)
@@ -48,6 +55,15 @@ def serving(home: Path) -> Iterator[None]:
     }
     with temporary_settings(settings):
         yield
+
+
+def check_answers() -> None:
+    """Raise `TransientError` where the server that is configured does not answer."""
+    with get_client(sync_client=True) as client:
+        problem = client.api_healthcheck()
+    if problem:
+        remedy = "Start it with `prefect server start`, or do without: `prefect config unset PREFECT_API_URL`"
+        raise TransientError(f"PREFECT_API_URL {PREFECT_API_URL.value()}", first_line(problem), remedy)
 
 
 def end_orphans(home: Path) -> None:

@@ -58,7 +58,24 @@ ONLY_IN = {
     "safetensors.torch": ["pipeline/training/"],
     "transformers": ["pipeline/sampling/", "pipeline/policy.py", "pipeline/base_model.py"],
     "peft": ["pipeline/sampling/", "pipeline/policy.py", "pipeline/base_model.py"],
+    "prefect": ["prefect_flows/"],
 }
+
+FLOWS_MAY_IMPORT = (
+    "pipeline.errors",
+    "pipeline.health",
+    "pipeline.history",
+    "pipeline.history_rows",
+    "pipeline.metrics",
+    "pipeline.params",
+    "pipeline.params_edit",
+    "pipeline.report.groups",
+    "pipeline.summary",
+    "pipeline.table_io",
+    "pipeline.tables",
+    "pipeline.versioning",
+)
+"""Of the project, beside each other; a package admits what is in it."""
 
 
 # The import graph -----------------------------------------------------------------------------------------------------
@@ -68,7 +85,7 @@ ONLY_IN = {
 def modules() -> dict[str, Path]:
     """Dotted name -> file, relative to the root, of every module of the project."""
     found = {}
-    for package in ("pipeline", "stages"):
+    for package in ("pipeline", "prefect_flows", "stages"):
         for file in sorted((ROOT / package).rglob("*.py")):
             path = file.relative_to(ROOT)
             parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
@@ -117,8 +134,26 @@ def test_the_graph_is_seen() -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in modules() if name.startswith("pipeline")])
-def test_the_library_imports_no_stage(module: str) -> None:
-    assert not [name for name in imports(module) if name.split(".")[0] in ("stages", "tests")]
+def test_the_library_imports_no_stage_and_no_flow(module: str) -> None:
+    assert not [name for name in imports(module) if name.split(".")[0] in ("stages", "prefect_flows", "tests")]
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name.startswith("stages")])
+def test_a_stage_imports_no_flow(module: str) -> None:
+    assert not [name for name in imports(module) if name.split(".")[0] in ("prefect_flows", "tests")]
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name.startswith("prefect_flows")])
+def test_a_flow_imports_no_stage_and_little_of_the_library(module: str) -> None:
+    allowed = (*FLOWS_MAY_IMPORT, "prefect_flows")
+    own = [name for name in imports(module) if name.split(".")[0] in ("pipeline", "prefect_flows", "stages", "tests")]
+    assert [name for name in own if not any(name == place or name.startswith(f"{place}.") for place in allowed)] == []
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name.startswith("prefect_flows")])
+def test_a_flow_starts_without_torch(module: str) -> None:
+    heavy = {"torch", "transformers", "peft", "datasets"}
+    assert [one for one in closure(module) if heavy & {name.split(".")[0] for name in imports(one)}] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)

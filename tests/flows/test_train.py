@@ -101,8 +101,8 @@ def test_settings_that_a_run_has_are_no_difference(here: QuickProject) -> None:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def command(project: QuickProject, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**project.environment, "PREFECT_HOME": str(project.root.with_name("home")), "PREFECT_API_URL": ""}
+def command(project: QuickProject, *arguments: str, url: str = "") -> subprocess.Popen[str]:
+    environment = {**project.environment, "PREFECT_HOME": str(project.root.with_name("home")), "PREFECT_API_URL": url}
     return subprocess.Popen(
         [sys.executable, "-m", "prefect_flows.train", *arguments],
         cwd=project.root,
@@ -118,6 +118,15 @@ def test_a_mistake_is_one_line_and_an_exit_code(project: QuickProject) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out.startswith("train: error: run 'No Name': ")
+    assert out.count("\n") == 1
+
+
+def test_a_server_that_does_not_answer_is_named(project: QuickProject) -> None:
+    process = command(project, "mine", "--iterations", "1", url="http://127.0.0.1:9/api")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert out.startswith("train: error: PREFECT_API_URL http://127.0.0.1:9/api: ")
+    assert "prefect config unset PREFECT_API_URL" in out
     assert out.count("\n") == 1
 
 
