@@ -23,7 +23,10 @@ POSITIONAL = ("iteration", "parent")
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in a line: `last` is its latest iteration, None while the first is under way; `size` is in bytes."""
+    """A run in a line: `last` is its latest iteration, None while the first is under way; `size` is in bytes.
+
+    `history` is the row of the latest iteration, with the held-out pass@1 that was measured last.
+    """
 
     run: str
     last: Iteration | None
@@ -49,7 +52,7 @@ def summarize_runs(repository: Repository) -> list[RunRow]:
     rows = []
     for run in runs:
         tip = tips.get(run)
-        history = _history_row(repository, tip) if tip else None
+        history = _latest_numbers(_history(repository, tip)) if tip else None
         health = _health(repository, tip) if tip else None
         rows.append(RunRow(run, tip, history, health, bytes_of.get(run, 0)))
     return rows
@@ -62,7 +65,7 @@ def compare(repository: Repository, one: str, other: str) -> Comparison:
         BadInput: there is no such run or iteration, or it has no iteration yet.
     """
     left, right = _iteration(repository, one), _iteration(repository, other)
-    rows = [_history_row(repository, iteration) or {} for iteration in (left, right)]
+    rows = [(_history(repository, iteration) or [{}])[-1] for iteration in (left, right)]
     numbers = {column: (rows[0].get(column), rows[1].get(column)) for column in COLUMNS}
     theirs = [_params(repository, iteration) for iteration in (left, right)]
     return Comparison((_label(one, left), _label(other, right)), numbers, differing_keys(*theirs))
@@ -79,10 +82,17 @@ def _label(name: str, iteration: Iteration) -> str:
     return name if name == iteration.name else f"{name} ({iteration.name})"
 
 
-def _history_row(repository: Repository, iteration: Iteration) -> HistoryRow | None:
+def _history(repository: Repository, iteration: Iteration) -> list[HistoryRow]:
     content = _content(repository, iteration, HISTORY)
-    where = f"{HISTORY} of {iteration.name}"
-    return read_history(content.decode("utf-8"), where)[-1] if content else None
+    return read_history(content.decode("utf-8"), f"{HISTORY} of {iteration.name}") if content else []
+
+
+def _latest_numbers(history: list[HistoryRow]) -> HistoryRow | None:
+    """The last row; most iterations evaluate nothing, so the held-out pass@1 may be that of an earlier one."""
+    if not history:
+        return None
+    measured = [row["eval_pass_at_1"] for row in history if row["eval_pass_at_1"] is not None]
+    return {**history[-1], "eval_pass_at_1": measured[-1] if measured else None}
 
 
 def _health(repository: Repository, iteration: Iteration) -> dict[str, Any] | None:

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
+from pipeline.comparison import _latest_numbers
+from pipeline.history_rows import HistoryRow
 from tests.versioning.project import Project, edit, run
 
 
@@ -48,6 +50,17 @@ def test_runs_are_listed_with_their_latest_numbers(demo: tuple[Project, Path]) -
     listed = rollbook("runs")
     assert re.search(r"│ demo │ 2 │ 12\.5% │ – │ 0\.5 │ 0\.01 │ ok │ 0 │", listed), listed
     assert re.search(r"│ empty │ 0 │ – │ – │ – │ – │ – │ 0 │", listed), listed
+
+
+def test_the_held_out_number_is_the_one_that_was_measured_last() -> None:
+    rows: list[HistoryRow] = [
+        {"pass_rate": 0.1, "eval_pass_at_1": 0.2},
+        {"pass_rate": 0.3, "eval_pass_at_1": 0.4},
+        {"pass_rate": 0.5, "eval_pass_at_1": None},
+    ]
+    assert _latest_numbers(rows) == {"pass_rate": 0.5, "eval_pass_at_1": 0.4}
+    assert _latest_numbers(rows[2:]) == {"pass_rate": 0.5, "eval_pass_at_1": None}
+    assert _latest_numbers([]) is None
 
 
 def test_without_runs_it_says_how_to_begin(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
