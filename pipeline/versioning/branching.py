@@ -17,6 +17,7 @@ from pipeline.params_edit import edit_params
 from pipeline.versioning.artifacts import has_trainer_state
 from pipeline.versioning.changes import GENERATED, changed_files, refuse_changes
 from pipeline.versioning.git import DURABLE, git, run_git
+from pipeline.versioning.guards import clear_reference_locks, wait_for_git
 from pipeline.versioning.lockfile import LOCKFILE, parse_lock
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import (
@@ -27,6 +28,7 @@ from pipeline.versioning.runs import (
     check_name_is_free,
     lineage_of_revision,
     resolve,
+    run_of_checkout,
 )
 
 
@@ -70,6 +72,7 @@ def new_run(
         remedy = f"`rollbook fetch {origin.name}`, or give --fresh-optimizer to go on without it"
         raise BadInput(f"run {name}", problem, remedy)
     first = _commit_with(repository, checkout, commit, edited, changes, name)
+    clear_reference_locks(repository, name)
     git(*DURABLE, "update-ref", f"refs/heads/{BRANCHES}{name}", first, "0" * 40, cwd=repository.root)
     return open_worktree(repository, name)
 
@@ -78,14 +81,14 @@ def open_worktree(repository: Repository, run: str) -> Path:
     """The worktree of `run`, made where there is none yet, with DVC set to the cache that all share.
 
     Raises:
-        BadInput: the branch is checked out elsewhere.
+        BadInput: the branch is checked out elsewhere, or another one is checked out there.
     """
     branch = branch_of(repository, run)
     path = repository.worktree(run)
     if path.exists() and not _is_whole(repository, path):
         _clear_unfinished(repository, path)
-    git("worktree", "prune", cwd=repository.root)
     if not path.exists():
+        _forget(repository, path)
         local = f"{BRANCHES}{run}"
         new = ["-b", local] if branch.startswith("refs/remotes/") else []
         target = branch.removeprefix("refs/") if new else local
@@ -94,6 +97,10 @@ def open_worktree(repository: Repository, run: str) -> Path:
         git("worktree", "add", "--quiet", *new, str(path), target, cwd=repository.root)
         repository.configure_worktree(path)
         _lay_out(path)
+    found = run_of_checkout(path)
+    if found != run:
+        remedy = f"`git switch {BRANCHES}{run}` there, or remove that folder: it is made anew from the branch"
+        raise BadInput(str(path), f"it is the worktree of {run}, and has {BRANCHES}{found} checked out", remedy)
     repository.configure_worktree(path)
     return path
 
@@ -135,12 +142,21 @@ def _clear_unfinished(repository: Repository, path: Path) -> None:
     Raises:
         BadInput: it is something else, which a person must look at.
     """
+    wait_for_git(str(path))
     own = _git_folder(path)
     was_begun = own is not None and own.parent == repository.root / ".git" / "worktrees"
     if any(path.iterdir()) and not was_begun:
         remedy = "Move it away; the worktree is made anew from the branch"
         raise BadInput(str(path), "it is in the way, and no worktree of this repository", remedy)
     shutil.rmtree(path)
+
+
+def _forget(repository: Repository, path: Path) -> None:
+    """Have Git forget a worktree at `path`, which is gone: one that it was killed while making is locked, too."""
+    for link in (repository.root / ".git" / "worktrees").glob("*/gitdir"):
+        if Path(link.read_text(encoding="utf-8").strip()).parent == path:
+            (link.parent / "locked").unlink(missing_ok=True)
+    git("worktree", "prune", cwd=repository.root)
 
 
 def _lay_out(worktree: Path) -> None:
@@ -179,6 +195,7 @@ def _commit_with(
 
     It is `commit` itself where that changes nothing.
     """
+    top = Path(git("rev-parse", "--show-toplevel", cwd=checkout))
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
 
@@ -190,8 +207,11 @@ def _commit_with(
             return done.stdout.decode()
 
         indexed("read-tree", commit)
-        if edited:
-            indexed("add", "--all", "--", *(f":(top,literal){file}" for file in edited))
+        known = set(indexed("ls-files", "--full-name", "-z", ":/").split("\0"))
+        # One that was staged and then deleted is neither here nor there.
+        present = [file for file in edited if file in known or os.path.lexists(top / file)]
+        if present:
+            indexed("add", "--all", "--", *(f":(top,literal){file}" for file in present))
         where = f"{PARAMS_FILE} of {commit[:12]}"
         text = edit_params(indexed("cat-file", "blob", f":{PARAMS_FILE}"), settings, where)
         parse_params(text, where)

@@ -96,7 +96,9 @@ def _divide(
     for run in runs or ():
         branch_of(repository, run)
     recent = {iteration.commit for line in lines.values() for iteration in line[-keep_state:]}
-    older = [iteration for run in (lines if runs is None else runs) for iteration in lines[run][:-keep_state]]
+    chosen = lines if runs is None else runs
+    # What a run took over from the one it left is that one's to prune.
+    older = [one for run in chosen for one in lines[run][:-keep_state] if runs is None or one.run == run]
     old = {iteration.commit: iteration for iteration in older if iteration.commit not in recent}
     every = {iteration.commit for line in lines.values() for iteration in line}
     return old, (every - old.keys()) | set(_tips(repository, old))

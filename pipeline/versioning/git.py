@@ -99,3 +99,10 @@ def read_blobs(names: Sequence[str], cwd: Path | None = None) -> list[bytes | No
         blobs.append(done.stdout[position : position + size])
         position += size + 1
     return blobs
+
+
+def blobs_exist(names: Sequence[str], cwd: Path | None = None) -> list[bool]:
+    """Whether there is a file of each of `names` (`<revision>:<path from the top>`); one process for all."""
+    wanted = "".join(f"{name}\n" for name in names).encode()
+    listed = git("cat-file", "--batch-check", cwd=cwd, stdin=wanted) if names else ""
+    return [" blob " in line for line in listed.splitlines()]

@@ -26,6 +26,7 @@ from pipeline.versioning.repository import Repository
 
 MARK = "ROLLBOOK_TRAINER"
 SECONDS_TO_DIE = 10
+SECONDS_FOR_GIT = 60
 
 
 @contextmanager
@@ -85,6 +86,29 @@ def clear_leftovers(repository: Repository, worktree: Path) -> None:
     _restore_torn_lockfile(worktree)
 
 
+def clear_reference_locks(repository: Repository, run: str) -> None:
+    """Remove the locks that a killed Git left on the branch and the tags of `run`, unless some Git is at work."""
+    references = repository.root / ".git" / "refs"
+    stale = [references / "heads" / "runs" / f"{run}.lock", *(references / "tags" / run).glob("*.lock")]
+    if any(file.exists() for file in stale) and not any(_git_processes(str(repository.root))):
+        for file in stale:
+            file.unlink(missing_ok=True)
+
+
+def wait_for_git(path: str) -> None:
+    """Wait for a Git that lives on, after what started it was killed, and is still making the worktree `path`."""
+    psutil.wait_procs(list(_git_processes(path)), timeout=SECONDS_FOR_GIT)
+
+
+def _git_processes(path: str) -> Iterator[psutil.Process]:
+    """Processes of Git that were given `path`, or are in it."""
+    for process in psutil.process_iter():
+        with _gone_is_fine():
+            words = process.cmdline()
+            if words and Path(words[0]).name == "git" and (path in words or Path(process.cwd()).is_relative_to(path)):
+                yield process
+
+
 def _processes_in(worktree: Path) -> Iterator[psutil.Process]:
     """Processes in `worktree` of git, dvc or a stage, and what a trainer started."""
     for process in psutil.process_iter():
@@ -129,13 +153,9 @@ def _remove_stale_locks(repository: Repository, worktree: Path) -> None:
     """Remove the lock files of DVC and Git in `worktree`, in which nothing is at work."""
     own = Path(git("rev-parse", "--path-format=absolute", "--git-dir", cwd=worktree))
     branch = run_git("symbolic-ref", "--quiet", "HEAD", cwd=worktree).stdout.decode().strip()
-    run = branch.removeprefix("refs/heads/runs/")
-    common = repository.root / ".git"
-    stale = [worktree / ".dvc" / "tmp" / "rwlock", own / "index.lock", own / "HEAD.lock"]
-    if branch:
-        stale += [common / f"{branch}.lock", *(common / "refs" / "tags" / run).glob("*.lock")]
-    for file in stale:
+    for file in (worktree / ".dvc" / "tmp" / "rwlock", own / "index.lock", own / "HEAD.lock"):
         file.unlink(missing_ok=True)
+    clear_reference_locks(repository, branch.removeprefix("refs/heads/runs/"))
 
 
 def _restore_torn_lockfile(worktree: Path) -> None:
@@ -152,8 +172,11 @@ def _restore_torn_lockfile(worktree: Path) -> None:
 
 
 def _is_whole(lockfile: Path) -> bool:
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA  # takes a moment to import, and is wanted once per training
+    from voluptuous import Invalid
+
     try:
-        content = YAML(typ="safe", pure=True).load(lockfile.read_text(encoding="utf-8"))
-    except (YAMLError, UnicodeDecodeError):
+        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(lockfile.read_text(encoding="utf-8")))
+    except (YAMLError, UnicodeDecodeError, Invalid):
         return False
-    return isinstance(content, dict) and "schema" in content and isinstance(content.get("stages"), dict)
+    return True

@@ -62,8 +62,13 @@ def position(checkout: Path) -> Position:
     if params.parent != (before.commit if before and params.parent else None):
         there = f"{before.name} ({before.commit[:12]})" if before else "no iteration"
         problem = f"{params.parent}, but the branch runs/{run} has {there} before iteration {params.iteration}"
-        remedy = f"If the branch was moved, `git reflog runs/{run}` shows where it was; else set parent right"
+        remedy = (
+            f"If the branch was moved or a tag deleted, `git reflog runs/{run}` shows what was there; in a clone "
+            "that is shallow or has no tags, `git fetch --unshallow --tags`"
+        )
         raise BadInput(f"{checkout / PARAMS_FILE}: parent", problem, remedy)
+    if committed is None:
+        _check_tag_is_free(checkout, tag_name(run, params.iteration))
     return Position(run, committed, params.iteration)
 
 
@@ -152,7 +157,7 @@ def push_artifacts(checkout: Path) -> bool:
     """
     if not has_remote(checkout):
         return False
-    done = _dvc(checkout, "push", "--quiet")
+    done = _dvc(checkout, "push")
     if done.returncode:
         raise TransientError("dvc push", dvc_error(done.stderr), "All is committed here; the same command pushes again")
     return True
@@ -160,8 +165,8 @@ def push_artifacts(checkout: Path) -> bool:
 
 def dvc_error(stderr: str) -> str:
     """What DVC gives as the reason, out of all that it prints."""
-    lines = stderr.strip().splitlines()
-    return next((line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")), "no reason given")
+    lines = [line.split("ERROR: ", 1)[1] for line in stderr.splitlines() if "ERROR: " in line]
+    return lines[0] if lines else "no reason given"
 
 
 def _dvc(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -187,7 +192,10 @@ def _tag(checkout: Path, name: str, commit: str) -> None:
 def _check_tag_is_free(checkout: Path, name: str) -> None:
     tagged = commit_of(f"refs/tags/{name}", checkout)
     if tagged:
-        remedy = f"Begin another run for another try: `rollbook new-run NAME --from {name}`"
+        remedy = (
+            f"Begin another run for another try: `rollbook new-run NAME --from {name}`; if the branch was moved back, "
+            f"`git reset --hard {name}`"
+        )
         raise BadInput(f"iteration {name}", f"it is committed already, as {tagged[:12]}", remedy)
 
 

@@ -29,9 +29,8 @@ class Repository:
         """
         common = Path(git("rev-parse", "--path-format=absolute", "--git-common-dir", cwd=start))
         if common.name != ".git":
-            raise BadInput(
-                str(common), "it is a bare repository, and runs train in worktrees of a checkout", "Clone it"
-            )
+            problem = "a bare repository or a submodule keeps its Git folder there, and runs need one with a checkout"
+            raise BadInput(str(common), problem, "Clone it")
         return Repository(common.parent)
 
     def worktree(self, run: str) -> Path:
@@ -46,16 +45,14 @@ class Repository:
     @property
     def cache_dir(self) -> Path:
         """DVC's cache, which holds every artifact of every run."""
-        return self.root / ".dvc" / dvc_config(self.root).get("cache", "dir", fallback="cache")
+        return self.root / ".dvc" / Path(dvc_config(self.root).get("cache", "dir", fallback="cache")).expanduser()
 
     def configure_worktree(self, worktree: Path) -> None:
         """Have DVC in `worktree` use this repository's cache, remotes and settings."""
-        config = _read_config(self.root, [self.root / ".dvc" / "config.local"])
-        for section, values in _read_config(self.root, [self.root / ".dvc" / "config"]).items():
-            # DVC takes a relative path from the folder of the config file, which is another one here.
-            if _is_relative(values.get("url", "")):
-                config[section] = {**values, **(config[section] if config.has_section(section) else {})}
+        # The committed settings too: those of the run's own commit may be older than the remote.
+        config = _read_config(self.root, [self.root / ".dvc" / "config", self.root / ".dvc" / "config.local"])
         for values in config.values():
+            # DVC takes a relative path from the folder of the config file, which is another one here.
             if _is_relative(values.get("url", "")):
                 values["url"] = str((self.root / ".dvc" / values["url"]).resolve())
         if not config.has_section("cache"):
@@ -90,7 +87,7 @@ def _read_config(checkout: Path, files: list[Path]) -> configparser.ConfigParser
 
 
 def _is_relative(url: str) -> bool:
-    return bool(url) and "://" not in url and not Path(url).is_absolute()
+    return bool(url) and "://" not in url and not url.startswith("~") and not Path(url).is_absolute()
 
 
 def has_remote(checkout: Path) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import BadInput
-from pipeline.versioning.git import commit_of, git, run_git
+from pipeline.versioning.git import blobs_exist, commit_of, git, run_git
 from pipeline.versioning.repository import Repository
 
 BRANCHES = "runs/"
@@ -82,9 +82,15 @@ def lineage_of_revision(checkout: Path, revision: str) -> list[Iteration]:
     for line in log.splitlines():
         commit, _, names = line.partition("\t")
         iteration = _named(commit, names)
-        if iteration and (not found or iteration.number < found[-1].number):
+        if iteration:
             found.append(iteration)
-    return found[::-1]
+    # Tags such as release/2024 look the same, and stand on commits of no iteration.
+    are_locked = blobs_exist([f"{iteration.commit}:dvc.lock" for iteration in found], checkout)
+    chosen: list[Iteration] = []
+    for iteration, is_locked in zip(found, are_locked, strict=True):
+        if is_locked and (not chosen or iteration.number < chosen[-1].number):
+            chosen.append(iteration)
+    return chosen[::-1]
 
 
 def _named(commit: str, names: str) -> Iteration | None:
@@ -146,8 +152,17 @@ def check_name_is_free(repository: Repository, name: str) -> None:
     if name in _branches(repository):
         raise BadInput(f"run {name}", f"the branch {BRANCHES}{name} exists", "Choose another name, or go on with it")
     if name in _tagged_runs(repository):
-        problem = f"an earlier run of this name left tags {name}/..."
-        raise BadInput(f"run {name}", problem, f"Choose another name, or `git tag --delete` what {name}/* lists")
+        last = git("tag", "--list", f"{name}/*", "--sort=version:refname", cwd=repository.root).splitlines()[-1]
+        problem = f"the branch is gone, and its tags up to {last} are here"
+        raise BadInput(
+            f"run {name}", problem, f"`git branch {BRANCHES}{name} {last}` brings it back; or take another name"
+        )
+    for reference, kind in ((f"refs/tags/{name}", "tag"), ("refs/heads/runs", "branch")):
+        if run_git("show-ref", "--quiet", "--verify", reference, cwd=repository.root).returncode == 0:
+            problem = (
+                f"Git can't have {BRANCHES}{name} and tags {name}/... beside the {kind} {reference.split('/', 2)[2]}"
+            )
+            raise BadInput(f"run {name}", problem, "Rename it, or choose another name for the run")
 
 
 def _branches(repository: Repository) -> dict[str, str]:
@@ -186,6 +201,6 @@ def run_of_checkout(checkout: Path) -> str:
 
 def check_identity(checkout: Path) -> None:
     """Raise `BadInput` where Git doesn't know who commits, before hours of work that end in a commit."""
-    if run_git("var", "GIT_COMMITTER_IDENT", cwd=checkout).returncode:
+    if any(run_git("var", f"GIT_{who}_IDENT", cwd=checkout).returncode for who in ("AUTHOR", "COMMITTER")):
         remedy = "Set it: git config --global user.name 'Your Name' and git config --global user.email you@example.org"
         raise BadInput("git", "it does not know who you are, and an iteration is a commit", remedy)

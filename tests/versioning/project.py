@@ -62,7 +62,7 @@ class Project:
         shutil.copyfile(PARAMS_FILE, root / "params.yaml")
         (root / "make.py").write_text(STAGE.replace("CONTENT", "'first'"), encoding="utf-8")
         (root / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
-        (root / ".gitignore").write_text(".rollbook/\n", encoding="utf-8")
+        (root / ".gitignore").write_text(".rollbook/\n.*.tmp\n", encoding="utf-8")
         (root / ".dvcignore").write_text(".rollbook\n", encoding="utf-8")
         (root / "data").mkdir()
         (root / "data/.gitignore").write_text("/table.txt\n/trainer_state\n/next_trainer_state\n", encoding="utf-8")

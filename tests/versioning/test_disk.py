@@ -170,6 +170,12 @@ def test_the_last_states_of_another_run_stay(runs: Runs) -> None:
     assert runs.states() == {"after 3", "after 4", "strict 3", "strict 4"}
 
 
+def test_a_fork_leaves_the_states_of_the_run_that_it_left(runs: Runs) -> None:
+    runs.add_run("fork", ["fork 5", "fork 6", "fork 7", "fork 8"], before="after 4", start="demo/0004", first=5)
+    assert {name.split("/")[0] for name in runs.prune(2, ["fork"])} == {"fork"}
+    assert {"after 0", "after 1", "after 2", "after 3", "after 4"} <= runs.states()
+
+
 def test_a_run_that_was_not_named_keeps_all_its_states(runs: Runs) -> None:
     runs.add_run("strict", ["strict 2", "strict 3", "strict 4"], "after 1", start="demo/0001", first=2)
     runs.prune(1, ["demo"])

@@ -27,6 +27,8 @@ with trainer_lock(Repository(Path(sys.argv[1])), "demo"):
     print("held", flush=True)
     time.sleep(60)
 """
+CUT = "schema: '2.0'\nstages:\n  make:\n    cmd: python make.py\n    deps:\n    - pat"
+"""Whole as YAML, which DVC refuses."""
 AS_A_STAGE = [sys.executable, "-c", "import time; time.sleep(60)", "stages.update"]
 
 
@@ -131,7 +133,7 @@ def test_stale_locks_of_dvc_and_git_are_removed(project: Project, worktree: Path
     assert commit_iteration(worktree).name == "demo/0000"
 
 
-@pytest.mark.parametrize("torn", ["", "schema: '2.0'\n", "schema: '2.0'\nstages:\n  make:\n    cmd: [", "\x00" * 40])
+@pytest.mark.parametrize("torn", ["", "schema: '2.0'\nstages:\n  make:\n    cmd: [", "\x00" * 40, CUT])
 def test_a_lockfile_that_dvc_was_killed_while_writing_is_taken_back(
     project: Project, worktree: Path, torn: str
 ) -> None:

@@ -85,7 +85,8 @@ def test_a_name_in_use_is_refused(project: Project) -> None:
     with pytest.raises(BadInput, match="the branch runs/demo exists"):
         new_run(project.repository, "demo")
     project.git("tag", "gone/0003")
-    with pytest.raises(BadInput, match="an earlier run of this name left tags gone/"):
+    project.git("tag", "gone/10000")
+    with pytest.raises(BadInput, match=r"`git branch runs/gone gone/10000` brings it back"):
         new_run(project.repository, "gone")
 
 
@@ -125,6 +126,40 @@ def test_a_folder_in_the_way_is_kept(project: Project) -> None:
     (project.repository.worktree("demo") / "thesis.tex").write_text("x")
     with pytest.raises(BadInput, match="in the way, and no worktree"):
         open_worktree(project.repository, "demo")
+
+
+def test_a_worktree_that_git_was_killed_while_making_is_forgotten(project: Project) -> None:
+    worktree = new_run(project.repository, "demo")
+    own = Path(project.git("rev-parse", "--path-format=absolute", "--git-dir", cwd=worktree))
+    (own / "locked").write_text("initializing")
+    (own / "index").unlink()
+    assert position(open_worktree(project.repository, "demo")).number == 0
+    shutil.rmtree(worktree)
+    own = next((project.root / ".git/worktrees").iterdir())
+    (own / "locked").write_text("initializing")
+    assert position(open_worktree(project.repository, "demo")).number == 0
+
+
+def test_a_lock_that_a_killed_git_left_on_the_branch_is_removed(project: Project) -> None:
+    lock = project.root / ".git/refs/heads/runs/demo.lock"
+    lock.parent.mkdir()
+    lock.write_text("")
+    assert position(new_run(project.repository, "demo")).number == 0
+
+
+def test_a_worktree_with_another_branch_is_refused(project: Project) -> None:
+    worktree = new_run(project.repository, "demo")
+    project.git("switch", "--quiet", "--create", "runs/other", cwd=worktree)
+    with pytest.raises(BadInput, match=r"worktree of demo, and has runs/other checked out.*git switch runs/demo"):
+        open_worktree(project.repository, "demo")
+
+
+def test_a_file_that_was_staged_and_deleted_is_no_edit_to_record(project: Project) -> None:
+    (project.root / "brief.txt").write_text("x")
+    project.git("add", "brief.txt")
+    (project.root / "brief.txt").unlink()
+    worktree = new_run(project.repository, "demo", include_changes=True)
+    assert not (worktree / "brief.txt").exists()
 
 
 def test_a_branch_that_is_checked_out_elsewhere_is_refused(project: Project) -> None:
@@ -220,6 +255,27 @@ def test_a_branch_that_was_moved_is_noticed(trained: tuple[Project, Path]) -> No
     project.git("update-ref", "refs/heads/runs/demo", "demo/0000")
     with pytest.raises(BadInput, match=r"the branch runs/demo has demo/0000.*before iteration 2.*git reflog"):
         position(worktree)
+
+
+def test_a_branch_that_was_moved_back_is_noticed_before_a_stage_runs(trained: tuple[Project, Path]) -> None:
+    project, worktree = trained
+    project.git("reset", "--quiet", "--hard", "demo/0000", cwd=worktree)
+    advance(worktree)
+    with pytest.raises(BadInput, match=r"demo/0001: it is committed already.*`git reset --hard demo/0001`"):
+        position(worktree)
+
+
+def test_a_temporary_file_of_dvc_is_not_committed(trained: tuple[Project, Path]) -> None:
+    project, worktree = trained
+    advance(worktree)
+    project.repro(worktree)
+    (worktree / "data/metrics/.gEORiZXqVS0MyKuX5AsXeg.tmp").write_text("")
+    (worktree / "data/metrics/other.txt").write_text("")
+    with pytest.raises(BadInput, match=r"these files differ from what is committed: data/metrics/other\.txt\."):
+        commit_iteration(worktree)
+    (worktree / "data/metrics/other.txt").unlink()
+    commit = commit_iteration(worktree).commit
+    assert "tmp" not in project.git("ls-tree", "-r", "--name-only", commit)
 
 
 def test_a_detached_head_and_another_branch_are_refused(trained: tuple[Project, Path]) -> None:

@@ -10,6 +10,7 @@ from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import (
     Iteration,
     branch_of,
+    check_name_is_free,
     check_run_name,
     lineage,
     list_runs,
@@ -28,10 +29,17 @@ def commit(project: Project, message: str, *tags: str) -> str:
     return project.git("rev-parse", "HEAD")
 
 
+def add_lock(project: Project) -> None:
+    """Have the next commits look like iterations."""
+    (project.root / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    project.git("add", "dvc.lock")
+
+
 @pytest.fixture
 def demo(project: Project) -> tuple[Project, list[str]]:
     """Iterations 0, 1 and 2 of `demo`, made by plain git, with a commit between the last two."""
     project.git("switch", "--quiet", "--create", "runs/demo")
+    add_lock(project)
     first = commit(project, "any words", "demo/0000", "a-tag-of-another-kind")
     second = commit(project, "demo 1", "demo/0001")
     commit(project, "an edit")
@@ -58,6 +66,7 @@ def test_the_lineage_is_the_tagged_commits_oldest_first(demo: tuple[Project, lis
 
 def test_numbers_beyond_four_digits_stay_in_order(project: Project) -> None:
     project.git("switch", "--quiet", "--create", "runs/long")
+    add_lock(project)
     for number in (9_998, 9_999, 10_000):
         commit(project, "x", tag_name("long", number))
     assert [one.name for one in lineage(project.repository, "long")] == ["long/9998", "long/9999", "long/10000"]
@@ -157,3 +166,25 @@ def test_a_worktree_reaches_the_remotes_of_the_checkout(project: Project, tmp_pa
     written = (worktree / ".dvc/config.local").read_text()
     assert "jobs = 2" in written
     assert f"url = {tmp_path}/remote\n" in written
+
+
+def test_a_tag_that_only_looks_like_an_iteration_is_none(project: Project) -> None:
+    project.git("tag", "release/2024")
+    project.git("branch", "runs/demo")
+    assert lineage(project.repository, "demo") == []
+
+
+@pytest.mark.parametrize("url", ["~/store", "/somewhere/store", "s3://bucket/store"])
+def test_a_remote_that_is_not_relative_stays_as_it_is(project: Project, tmp_path: Path, url: str) -> None:
+    (project.root / ".dvc/config").write_text(f"['remote \"store\"']\n    url = {url}\n[core]\n    remote = store\n")
+    project.repository.configure_worktree(tmp_path)
+    written = (tmp_path / ".dvc/config.local").read_text()
+    assert f"url = {url}\n" in written
+    assert "remote = store\n" in written  # a run may be older than the remote
+
+
+@pytest.mark.parametrize(("reference", "kind"), [("refs/tags/demo", "tag demo"), ("refs/heads/runs", "branch runs")])
+def test_references_that_git_cannot_have_beside_a_run_are_named(project: Project, reference: str, kind: str) -> None:
+    project.git("update-ref", reference, "HEAD")
+    with pytest.raises(BadInput, match=f"beside the {kind}. Rename it"):
+        check_name_is_free(project.repository, "demo")
