@@ -9,7 +9,10 @@ from pathlib import Path
 from pipeline.errors import BadInput
 from pipeline.versioning.git import GitError, run_git
 
-RECORDED = ("dvc.lock", "params.yaml", "data/metrics/report.json", "data/history.csv", "data/health.json")
+RECORDED = (
+    *("dvc.lock", "params.yaml", "data/metrics/report.json", "data/history.csv", "data/health.json"),
+    *("data/.gitignore", "data/metrics/.gitignore"),  # DVC adds what it keeps
+)
 """What the commit of an iteration is made of."""
 GENERATED = tuple(path for path in RECORDED if path != "params.yaml")
 
