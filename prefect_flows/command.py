@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import sys
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
 from pipeline.errors import RollbookError
 from pipeline.params_edit import parse_settings
-from pipeline.versioning.guards import trainer_lock
 from pipeline.versioning.repository import LOCAL, Repository
 from pipeline.versioning.runs import check_run_name
+from prefect_flows.leaving import CODES, leave_in_time
+from prefect_flows.run_lock import run_lock
 from prefect_flows.server import is_configured, serving
 from prefect_flows.terminal import show_own_lines_only
 from prefect_flows.train import train
-
-INTERRUPTED, TERMINATED = 130, 143
 
 app: typer.Typer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,6 +36,9 @@ def main(
     include_changes: Annotated[
         bool, typer.Option("--include-changes", help="Record uncommitted edits in the run instead of refusing them.")
     ] = False,
+    fresh_optimizer: Annotated[
+        bool, typer.Option("--fresh-optimizer", help="Leave the iteration of --from without its optimizer state.")
+    ] = False,
     past_health_stop: Annotated[
         bool, typer.Option("--past-health-stop", help="Go on where a rule of the diagnosis says stop.")
     ] = False,
@@ -42,26 +46,37 @@ def main(
 ) -> None:
     """Train a run. The same command again goes on where it was stopped, and does nothing where all is done."""
     signal.signal(signal.SIGTERM, _leave)
+    leave_in_time()
     show_own_lines_only()
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)  # after the server's end, which is registered later
     try:
         check_run_name(run)
         repository = Repository.find()
-        with trainer_lock(repository, run):  # a quick no: the flow takes it, some seconds from now
-            pass
+        until_exit.enter_context(run_lock(repository, run))
         changes = parse_settings(settings or [])
         if not is_configured():
             typer.echo("Prefect starts a server for this training, about 10 s")
         with serving(repository.root / LOCAL / "prefect" / run):
-            train(run, iterations, start, changes, include_changes, past_health_stop, keep_state)
+            train(
+                run,
+                iterations,
+                start,
+                changes,
+                include_changes=include_changes,
+                fresh_optimizer=fresh_optimizer,
+                past_health_stop=past_health_stop,
+                keep_state=keep_state,
+            )
     except RollbookError as error:
         typer.echo(f"train: error: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt:
         typer.echo("train: interrupted; the same command goes on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(CODES[signal.SIGINT]) from None
 
 
 def _leave(_number: int, _frame: object) -> None:
     """End as after an error, so that the server is stopped; what a signal does by default leaves it behind."""
     typer.echo("train: terminated; the same command goes on", err=True)
-    sys.exit(TERMINATED)
+    sys.exit(CODES[signal.SIGTERM])

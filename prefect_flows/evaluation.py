@@ -14,11 +14,12 @@ from pipeline.params_edit import edit_params
 from pipeline.table_io import write_text
 from pipeline.versioning.branching import new_run, open_worktree
 from pipeline.versioning.git import DURABLE, commit_of, file_at_commit, git
-from pipeline.versioning.guards import clear_leftovers, trainer_lock
+from pipeline.versioning.guards import clear_leftovers
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import Iteration, check_run_name, lineage, list_runs, tag_name
 from prefect_flows.dvc_stage import run_dvc
 from prefect_flows.iteration import iteration
+from prefect_flows.run_lock import run_lock
 
 SUFFIX = "-nightly"
 
@@ -46,7 +47,7 @@ def evaluate_nightly(
     tip = tip_of(repository, run)
     settings = evaluation_settings(repository.root, tip, n_prompts, n_completions, k)
     name = f"{run}{SUFFIX}"
-    with trainer_lock(repository, name):
+    with run_lock(repository, name):
         if is_done(repository, name, tip):
             get_run_logger().info("%s was evaluated before: %s", tip.name, tag_name(name, tip.number))
             return

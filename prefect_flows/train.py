@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,18 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.tasks import Task, exponential_backoff
 
-from pipeline.errors import BadInput, RollbookError, TransientError
+from pipeline.errors import BadInput, RollbookError, TransientError, first_line
 from pipeline.history_rows import read_history
-from pipeline.params import PARAMS_FILE, parse_params
-from pipeline.params_edit import edit_params
 from pipeline.versioning import disk
-from pipeline.versioning.branching import new_run, open_worktree
 from pipeline.versioning.changes import refuse_changes
-from pipeline.versioning.guards import clear_leftovers, trainer_lock
 from pipeline.versioning.iterations import Position, advance, position, push_artifacts, unrecorded_edits
 from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import check_identity, check_run_name, list_runs, tag_name
+from pipeline.versioning.runs import check_run_name, tag_name
 from prefect_flows.artifacts import publish_progress
+from prefect_flows.beginning import Beginning, prepare
 from prefect_flows.iteration import iteration
 from prefect_flows.progress import iteration_line
+from prefect_flows.run_lock import run_lock
 
 
 class HealthStop(RollbookError):
@@ -41,6 +38,7 @@ def train(
     start: str | None = None,
     settings: dict[str, Any] | None = None,
     include_changes: bool = False,
+    fresh_optimizer: bool = False,
     past_health_stop: bool = False,
     keep_state: int = 2,
 ) -> None:
@@ -52,6 +50,7 @@ def train(
         iterations: how many it is to have in all, so that the same call again finishes what a first one began.
         settings: dotted keys of params.yaml that the run begins with.
         include_changes: record uncommitted edits in the run, which else are refused.
+        fresh_optimizer: have it leave the iteration `start` without its optimizer state.
         past_health_stop: go on where a rule of the diagnosis says stop.
         keep_state: how many iterations keep their trainer state in DVC's cache.
 
@@ -60,8 +59,8 @@ def train(
     """
     check_run_name(run)
     repository = Repository.find()
-    with trainer_lock(repository, run):
-        worktree = prepare(repository, run, start, settings or {}, include_changes)
+    with run_lock(repository, run):
+        worktree = prepare(repository, run, Beginning(start, settings or {}, include_changes, fresh_optimizer))
         make_iterations(
             worktree,
             run,
@@ -77,8 +76,8 @@ def iterate(run: str, n_iterations: int = 1, past_health_stop: bool = False, kee
     """Add `n_iterations` to `run`, after finishing the one that is under way."""
     check_run_name(run)
     repository = Repository.find()
-    with trainer_lock(repository, run):
-        worktree = prepare(repository, run, None, {}, include_changes=False)
+    with run_lock(repository, run):
+        worktree = prepare(repository, run, Beginning())
         n_committed = count_committed(position(worktree))
         make_iterations(
             worktree,
@@ -88,32 +87,6 @@ def iterate(run: str, n_iterations: int = 1, past_health_stop: bool = False, kee
             past_health_stop=past_health_stop,
             keep_state=keep_state,
         )
-
-
-def prepare(
-    repository: Repository, run: str, start: str | None, settings: Mapping[str, Any], include_changes: bool
-) -> Path:
-    """The worktree of `run`, ready to train in; the run is made if there is none.
-
-    Raises:
-        BadInput: it can't begin, or it has begun with other settings.
-    """
-    if run not in list_runs(repository):
-        return new_run(repository, run, start, settings, include_changes)
-    worktree = open_worktree(repository, run)
-    clear_leftovers(repository, worktree)
-    check_identity(worktree)
-    check_settings(worktree / PARAMS_FILE, settings)
-    return worktree
-
-
-def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise `BadInput` where the params of a run that has begun are not those asked for."""
-    text = file.read_text(encoding="utf-8")
-    for key, value in settings.items():
-        if parse_params(edit_params(text, {key: value}, str(file)), str(file)) != parse_params(text, str(file)):
-            remedy = "Leave it out to go on as the run is, or begin another run from an iteration of this one"
-            raise BadInput(f"{file}: {key}", f"the run has begun with another value than {value!r}", remedy)
 
 
 def make_iterations(
@@ -131,6 +104,8 @@ def make_iterations(
     progress = publish_progress(run, count_committed(where), iterations)
     if where.committed:
         settle(where.number)  # a kill may have come between
+    if count_committed(where) >= iterations:
+        get_run_logger().info("%s: has its %d iterations already", run, count_committed(where))
     seconds: list[float] = []
     while count_committed(where) < iterations:
         number = advance(worktree) if where.committed else where.number
@@ -156,11 +131,27 @@ def count_committed(where: Position) -> int:
 
 def check_health(file: Path, name: str) -> None:
     """Raise `HealthStop` where the diagnosis in `file` has a broken rule whose action is "stop"."""
-    findings = json.loads(file.read_text(encoding="utf-8"))["findings"]
-    broken = [one for one in findings if one["level"] == "warn" and one["action"] == "stop"]
-    if broken:
-        said = "; ".join(f"{one['rule']}: {one['message']}. {one['advice']}" for one in broken)
+    said = "; ".join(broken_rules(file))
+    if said:
         raise HealthStop(f"{name}: training stops, as report.on_health says. {said}. --past-health-stop goes on.")
+
+
+def broken_rules(file: Path) -> list[str]:
+    """What the diagnosis in `file` says of each broken rule whose action is "stop".
+
+    Raises:
+        BadInput: the file is missing or no diagnosis.
+    """
+    try:
+        findings = json.loads(file.read_text(encoding="utf-8"))["findings"]
+        return [
+            f"{one['rule']}: {one['message']}. {one['advice']}"
+            for one in findings
+            if one["level"] == "warn" and one["action"] == "stop"
+        ]
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        remedy = f"`git checkout HEAD -- {file.name}` in {file.parent} brings back what is committed"
+        raise BadInput(str(file), f"it is no diagnosis ({first_line(error)})", remedy) from error
 
 
 def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,14 +18,18 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.versioning.guards import trainer_lock
 from pipeline.versioning.iterations import advance, position
-from prefect_flows.train import HealthStop, check_health, check_settings, count_committed, iterate, train
+from prefect_flows.train import HealthStop, check_health, count_committed, iterate, train
 from tests.flows.quick_project import QuickProject
 
 pytestmark = pytest.mark.slow
 STOP = {"report.on_health.kl_bounded": "stop"}
 
 
-def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(here: QuickProject) -> None:
+def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(
+    here: QuickProject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "said")
+    monkeypatch.setattr("prefect_flows.train.get_run_logger", lambda: logging.getLogger("said"))
     settings = {**here.seed("demo"), "evaluate.n_prompts": 64}
     here.order_trouble("evaluate", "bad_input once")
     state = train("demo", 2, settings=settings, return_state=True)
@@ -38,7 +43,9 @@ def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(h
     assert "n_prompts: 64" in here.git("show", "demo/0001:params.yaml")
     assert here.git("status", "--porcelain") == ""
 
+    assert "demo: has its 2 iterations already" not in caplog.messages
     train("demo", 2, settings=settings)
+    assert "demo: has its 2 iterations already" in caplog.messages
     assert here.git("log", "--format=%s", "runs/demo").splitlines() == commits
     with pytest.raises(BadInput, match=r"evaluate\.n_prompts: the run has begun with another value than 65"):
         train("demo", 3, settings={"evaluate.n_prompts": 65})
@@ -94,8 +101,13 @@ def test_health_that_only_warns_stops_nothing(tmp_path: Path) -> None:
         check_health(health({**words, "level": "warn", "action": "stop"}), "x")
 
 
-def test_settings_that_a_run_has_are_no_difference(here: QuickProject) -> None:
-    check_settings(here.root / "params.yaml", {"evaluate.n_prompts": 128, "report.on_health.kl_bounded": "warn"})
+@pytest.mark.parametrize("content", [b"garbage", b"\xff", b"[]", b'{"findings": [{"level": "warn"}]}', None])
+def test_health_that_can_t_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "health.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"health\.json: it is no diagnosis \(.*git checkout HEAD -- health\.json"):
+        check_health(file, "x")
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -152,6 +164,37 @@ def test_the_command_trains_with_a_server_of_its_own_and_ends_it_when_terminated
     home = project.root / ".rollbook/prefect/mine"
     assert home.is_dir()
     assert servers_with(home) == []
+
+
+def test_a_training_keeps_its_run_from_before_its_server_starts_and_ends_with_it(project: QuickProject) -> None:
+    project.clear_trouble()
+    project.order_trouble("rollout", "sleep")
+    home = project.root / ".rollbook/prefect/lost"
+    home.mkdir(parents=True)
+    (home / "prefect.db").write_bytes(b"garbage" * 1000)
+    process = command(project, "lost", "--iterations", "1", "--set", "seed=77")
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    second = command(project, "lost", "--iterations", "1")  # while the server of the first starts
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert out.startswith(f"train: error: run lost: it is in use by process {process.pid} ")
+    while not lines[-1].startswith("rollout: asleep"):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    (server,) = servers_with(home)
+    killed_at = time.monotonic()
+    psutil.Process(server).kill()
+    lines += process.stdout.readlines()
+    assert process.wait(timeout=30) == 75
+    assert time.monotonic() - killed_at < 15
+    assert [line.strip().partition(" (")[0] for line in lines] == [
+        "Prefect starts a server for this training, about 10 s",
+        f"Prefect's database is damaged, and set aside as {home}/prefect.db.damaged; training needs none of it",
+        "rollout: asleep",
+        f"train: error: Prefect's server, process {server}, has died; the same command goes on",
+        "rollout: error: interrupted from the keyboard; run it again to go on",
+    ]
 
 
 def servers_with(home: Path) -> list[int]:
