@@ -15,6 +15,7 @@ from pipeline.table_io import write_text
 from pipeline.versioning.artifacts import sync_objects
 from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
 from pipeline.versioning.git import DURABLE, commit_of, file_at_commit, git
+from pipeline.versioning.lockfile import PIPELINE_FILE, declared_outputs
 from pipeline.versioning.repository import Repository, has_remote
 from pipeline.versioning.runs import (
     Iteration,
@@ -100,7 +101,9 @@ def advance(checkout: Path) -> int:
 
 def unrecorded_edits(checkout: Path) -> list[str]:
     """Edited files, and edited keys as `params.yaml: seed`, that are neither committed nor an iteration's doing."""
-    edits = changed_files(checkout, RECORDED)
+    # DVC has Git ignore an output once its stage has ended; where it was killed before, Git still sees it.
+    outputs = declared_outputs((checkout / PIPELINE_FILE).read_text(encoding="utf-8"))
+    edits = changed_files(checkout, (*RECORDED, *outputs))
     now = load_params(checkout / PARAMS_FILE)
     text = file_at_commit("HEAD", PARAMS_FILE, checkout).decode("utf-8")
     committed = parse_params(text, f"{PARAMS_FILE} in HEAD")

@@ -109,6 +109,15 @@ def uncached_paths(text: str) -> frozenset[str]:
     >>> sorted(uncached_paths("stages: {report: {outs: [page.html, {history.csv: {cache: false}}]}}"))
     ['history.csv']
     """
+    return frozenset(path for path, options in declared_outputs(text).items() if options.get("cache") is False)
+
+
+def declared_outputs(text: str) -> dict[str, dict[str, Any]]:
+    """Path -> options of every output in the `dvc.yaml` whose text is given.
+
+    >>> declared_outputs("stages: {report: {outs: [page.html, {history.csv: {cache: false}}]}}")
+    {'page.html': {}, 'history.csv': {'cache': False}}
+    """
     remedy = "Restore it with `git checkout`"
     content = _load_yaml(text, PIPELINE_FILE, remedy)
     try:
@@ -117,11 +126,15 @@ def uncached_paths(text: str) -> frozenset[str]:
             for stage in content["stages"].values()
             for kind in ("outs", "metrics", "plots")
             for item in stage.get(kind, ())
-            if isinstance(item, dict)
         ]
-        return frozenset(path for item in listed for path, options in item.items() if options.get("cache") is False)
+        return {path: options for item in listed for path, options in _with_options(item).items()}
     except (KeyError, TypeError, AttributeError):
         raise BadInput(PIPELINE_FILE, "it has not the layout of a dvc.yaml", remedy) from None
+
+
+def _with_options(item: str | dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """An entry of `outs`, which is a path, or a mapping from paths to options."""
+    return {item: {}} if isinstance(item, str) else dict(item)
 
 
 def read_locks(commits: Sequence[str], cwd: Path | None = None) -> list[dict[str, Output]]:

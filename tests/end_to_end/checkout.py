@@ -159,7 +159,7 @@ def _project_files() -> list[str]:
         text=True,
         check=True,
     )
-    generated = ("data/metrics/", "data/health.json", "data/history.csv", "dvc.lock")
+    generated = ("data/metrics/report.json", "data/health.json", "data/history.csv", "dvc.lock")
     return [name for name in listed.stdout.splitlines() if not name.startswith(generated) and (ROOT / name).is_file()]
 
 
