@@ -39,7 +39,7 @@ def test_iterations_are_commits_with_tags_and_the_same_call_again_does_nothing(
     train("demo", 2, settings=settings)
     assert here.tags("demo") == ["demo/0000", "demo/0001"]
     commits = here.git("log", "--format=%s", "runs/demo").splitlines()
-    assert [line.partition(":")[0] for line in commits] == ["demo/0001", "demo/0000", "demo", "the project"]
+    assert [line.partition(":")[0] for line in commits[:3]] == ["demo/0001", "demo/0000", "demo"]
     assert "n_prompts: 64" in here.git("show", "demo/0001:params.yaml")
     assert here.git("status", "--porcelain") == ""
 
