@@ -17,7 +17,7 @@ from pipeline.health import (
     pass_rate_held,
 )
 from pipeline.history_rows import COLUMNS, HistoryRow
-from pipeline.params import ReportParams
+from pipeline.params import OnHealthParams, ReportParams
 from tests.iteration_sample import no_group_kept, sample_metrics
 
 
@@ -56,7 +56,22 @@ def test_json_counts_the_warnings() -> None:
         "threshold": 0.3,
         "message": "KL to the reference is 0.4, above 0.3",
         "advice": "Lower training.learning_rate, or raise training.kl_coefficient",
+        "action": "warn",
     }
+
+
+def test_what_follows_from_a_broken_rule_is_the_params_to_say() -> None:
+    params = ReportParams(on_health=OnHealthParams(kl_bounded="stop", group_kept="ignore"))
+    findings = diagnose(4, sample_metrics(**no_group_kept()), [], params)
+    assert [(one.rule, one.action, one.counts) for one in findings[:3]] == [
+        ("group_kept", "ignore", False),
+        ("numbers_finite", "stop", False),
+        ("kl_bounded", "stop", False),
+    ]
+    assert as_json(4, findings)["n_warnings"] == 0
+    assert overall_level(findings) == "ok"
+    broken = diagnose(4, sample_metrics(update={"kl": 0.4}), [], params)
+    assert [(one.rule, one.counts) for one in broken if one.level == "warn"] == [("kl_bounded", True)]
 
 
 def test_no_group_kept_warns_and_advises_by_the_commonest_outcome() -> None:
