@@ -132,7 +132,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             _remove(aside)
         else:
             temporary.replace(path)
-        _flush_entry(path.parent)
+        flush_entry(path.parent)
     finally:
         _remove(temporary)
 
@@ -204,12 +204,13 @@ def _fixed_chunks(batches: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 
 def _flush(path: Path) -> None:
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        _flush_entry(file)
+        flush_entry(file)
     if path.is_dir():
-        _flush_entry(path)
+        flush_entry(path)
 
 
-def _flush_entry(path: Path) -> None:
+def flush_entry(path: Path) -> None:
+    """Have the file or folder `path` on the disk; of a folder, only which names it has."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import BadInput
-from pipeline.table_io import atomic_path
+from pipeline.table_io import atomic_path, flush_entry
 from pipeline.versioning import objects
 from pipeline.versioning.git import file_at_commit, git
 from pipeline.versioning.lockfile import LOCKFILE, Output, parse_lock, read_cached_outputs
@@ -139,17 +138,9 @@ def sync_objects(repository: Repository, lock_text: str) -> None:
         for md5 in objects.md5s_of(cache_dir, output):
             path = objects.object_path(cache_dir, md5)
             if path.is_file():
-                _sync(path)
+                flush_entry(path)
                 folders |= {path.parent, path.parent.parent}
         if objects.object_path(cache_dir, output.md5).is_file():
             objects.check_size(cache_dir, output, "`dvc repro`")
     for folder in folders:
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_entry(folder)

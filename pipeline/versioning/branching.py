@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import BadInput
-from pipeline.params import PARAMS_FILE, parse_params
+from pipeline.params import PARAMS_FILE
 from pipeline.params_edit import edit_params
 from pipeline.versioning.artifacts import has_trainer_state
 from pipeline.versioning.changes import GENERATED, changed_files, refuse_changes
@@ -214,7 +214,6 @@ def _commit_with(
             indexed("add", "--all", "--", *(f":(top,literal){file}" for file in present))
         where = f"{PARAMS_FILE} of {commit[:12]}"
         text = edit_params(indexed("cat-file", "blob", f":{PARAMS_FILE}"), settings, where)
-        parse_params(text, where)
         blob = indexed("hash-object", "-w", "--stdin", stdin=text.encode()).strip()
         indexed("update-index", "--cacheinfo", f"100644,{blob},{PARAMS_FILE}")
         tree = indexed("write-tree").strip()

@@ -81,6 +81,7 @@ def test_what_a_dead_trainer_left_is_ended(
     time.sleep(0.3)  # until it is the program, and no longer a copy of this one
     clear_leftovers(project.repository, worktree)
     orphan.wait(timeout=5)  # raises where it lives on
+    assert not psutil.pid_exists(orphan.pid)
     assert elsewhere.poll() is None
 
 
@@ -94,6 +95,7 @@ def test_a_number_that_another_process_has_now_is_no_trainer(
     time.sleep(0.3)
     clear_leftovers(project.repository, worktree)
     orphan.wait(timeout=5)  # raises where it lives on
+    assert not psutil.pid_exists(orphan.pid)
 
 
 @pytest.mark.parametrize("is_marked", [True, False])

@@ -77,7 +77,7 @@ def test_a_deleted_file_is_recorded_as_deleted(project: Project) -> None:
 
 def test_what_an_iteration_generates_is_no_edit(project: Project) -> None:
     project.repro(project.root)
-    new_run(project.repository, "demo")
+    assert position(new_run(project.repository, "demo")).number == 0
 
 
 def test_a_name_in_use_is_refused(project: Project) -> None:
