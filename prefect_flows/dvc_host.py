@@ -74,12 +74,6 @@ class DvcHost:
             raise HostGone(str(error)) from error
         return DvcProcess(int(_read_line(self._socket)), self._socket)
 
-    def close(self) -> None:
-        """End the process; a command that it runs goes on."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
-
 
 class HostGone(Exception):
     """The process that commands are forked from was killed."""

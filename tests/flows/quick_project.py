@@ -6,7 +6,6 @@ A stage does what was ordered with `order_trouble`: fail in a chosen way, once o
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from pipeline.versioning.branching import new_run
 from pipeline.versioning.repository import Repository
 from tests.stage_runs import ROOT, write_params
+from tests.versioning.project import ENVIRONMENT, run
 
 PIPELINE = """
 stages:  # listed the wrong way round
@@ -96,14 +96,6 @@ def make_trouble():
 
 run_stage(name, work)
 """
-IDENTITY = {
-    "GIT_AUTHOR_NAME": "someone",
-    "GIT_AUTHOR_EMAIL": "someone@example.org",
-    "GIT_COMMITTER_NAME": "someone",
-    "GIT_COMMITTER_EMAIL": "someone@example.org",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_SYSTEM": os.devnull,
-}
 
 
 class QuickProject:
@@ -129,7 +121,7 @@ class QuickProject:
     def environment(self) -> dict[str, str]:
         """What a person who works here has set, the identity for Git among it."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {**IDENTITY, "PATH": path, "PYTHONPATH": str(ROOT), "TROUBLE": str(self.trouble)}
+        return {**ENVIRONMENT, "PATH": path, "PYTHONPATH": str(ROOT), "TROUBLE": str(self.trouble)}
 
     @property
     def repository(self) -> Repository:
@@ -166,15 +158,4 @@ class QuickProject:
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """What `command` prints; an AssertionError with its output where it fails."""
-        environment = {**os.environ, **self.environment}
-        done = subprocess.run(
-            command,
-            cwd=cwd or self.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout.strip()
+        return run(cwd or self.root, *command, changes=self.environment)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.versioning.iterations import advance, commit_iteration
@@ -99,10 +100,13 @@ class Project:
         return run(worktree, sys.executable, "-m", "dvc", "repro")
 
 
-def run(folder: Path, *command: str) -> str:
-    """What `command` prints in `folder`; an AssertionError with its output where it fails."""
+def run(folder: Path, *command: str, changes: Mapping[str, str] | None = None) -> str:
+    """What `command` prints in `folder`; an AssertionError with its output where it fails.
+
+    `changes` are to the environment.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, **ENVIRONMENT, "PATH": path}
+    environment = {**os.environ, **ENVIRONMENT, "PATH": path, **(changes or {})}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
