@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from pipeline.params import PARAMS_FILE
 from pipeline.params_edit import edit_params
 from pipeline.versioning.artifacts import has_trainer_state
 from pipeline.versioning.changes import GENERATED, changed_files, refuse_changes
+from pipeline.versioning.dvc import dvc
 from pipeline.versioning.git import DURABLE, git, run_git
 from pipeline.versioning.guards import clear_reference_locks, wait_for_git
 from pipeline.versioning.lockfile import LOCKFILE, parse_lock
@@ -162,8 +161,7 @@ def _forget(repository: Repository, path: Path) -> None:
 def _lay_out(worktree: Path) -> None:
     """Lay out what dvc.lock names and DVC's cache has; what is missing there stays missing."""
     if (worktree / LOCKFILE).is_file():
-        command = [sys.executable, "-m", "dvc", "checkout", "--quiet", "--allow-missing"]
-        subprocess.run(command, cwd=worktree, check=False, capture_output=True)
+        dvc("checkout", "--quiet", "--allow-missing", cwd=worktree)
 
 
 def _refuse_second_checkout(repository: Repository, branch: str) -> None:

@@ -61,7 +61,8 @@ def _holder(path: Path) -> str:
 def child_environment() -> dict[str, str]:
     """The environment for what a trainer starts: this process's, with a mark that names the trainer."""
     me = psutil.Process()
-    return {**os.environ, MARK: f"{me.pid}:{me.create_time():.2f}"}
+    # DVC starts no daemon of its own (analytics, updates), which would live on in the worktree and look like a command.
+    return {**os.environ, MARK: f"{me.pid}:{me.create_time():.2f}", "DVC_DAEMON": "1"}
 
 
 def clear_leftovers(repository: Repository, worktree: Path) -> None:

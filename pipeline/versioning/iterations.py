@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from pipeline.params_edit import differing_keys, edit_params
 from pipeline.table_io import write_text
 from pipeline.versioning.artifacts import sync_objects
 from pipeline.versioning.changes import RECORDED, changed_files, refuse_changes
+from pipeline.versioning.dvc import dvc, dvc_error
 from pipeline.versioning.git import DURABLE, commit_of, file_at_commit, git
 from pipeline.versioning.lockfile import PIPELINE_FILE, declared_outputs
 from pipeline.versioning.repository import Repository, has_remote
@@ -116,7 +115,7 @@ def stale_stages(checkout: Path) -> list[str]:
 
     `dvc repro --single-item` runs a stage on whatever lies before it, so that only this tells that all fit together.
     """
-    done = _dvc(checkout, "status", "--json")
+    done = dvc("status", "--json", cwd=checkout)
     if done.returncode:
         raise BadInput("dvc status", dvc_error(done.stderr), "Mend it, then run the same command again")
     return list(json.loads(done.stdout or "{}"))
@@ -160,21 +159,10 @@ def push_artifacts(checkout: Path) -> bool:
     """
     if not has_remote(checkout):
         return False
-    done = _dvc(checkout, "push")
+    done = dvc("push", cwd=checkout)
     if done.returncode:
         raise TransientError("dvc push", dvc_error(done.stderr), "All is committed here; the same command pushes again")
     return True
-
-
-def dvc_error(stderr: str) -> str:
-    """What DVC gives as the reason, out of all that it prints."""
-    lines = [line.split("ERROR: ", 1)[1] for line in stderr.splitlines() if "ERROR: " in line]
-    return lines[0] if lines else "no reason given"
-
-
-def _dvc(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
 
 
 def _existing(checkout: Path) -> list[str]:

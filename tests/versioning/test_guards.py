@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.versioning.branching import new_run
+from pipeline.versioning.dvc import dvc
 from pipeline.versioning.guards import MARK, child_environment, clear_leftovers, trainer_lock
 from pipeline.versioning.iterations import commit_iteration
 from tests.versioning.project import Project
@@ -112,6 +113,14 @@ def test_a_process_at_work_is_named_and_left_alone(
         clear_leftovers(project.repository, worktree)
     assert process.poll() is None
     assert (worktree / ".dvc/tmp/rwlock").exists()
+
+
+def test_dvc_leaves_no_daemon_in_a_worktree(worktree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DVC_NO_ANALYTICS", "DVC_TEST", "DVC_DAEMON"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DVC_DAEMON_LOGFILE", str(tmp_path / "daemon.log"))  # DVC makes it for a daemon
+    assert dvc("status", cwd=worktree).returncode == 0
+    assert not (tmp_path / "daemon.log").exists()
 
 
 def test_stale_locks_of_dvc_and_git_are_removed(project: Project, worktree: Path) -> None:
