@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help run train test lint bench kills clean
+.PHONY: help run train test lint bench bench-update kills clean
 
 help:
 	@echo "make run    one iteration with params.yaml, then a summary"
@@ -14,6 +14,7 @@ help:
 	@echo "make test   ruff, mypy and pytest"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  the benchmarks of tests/benchmarks"
+	@echo "make bench-update  the update and the whole step beside TRL; hours, so choose: ARGS='--shape 1 --method lora'"
 	@echo "make kills  kill a tiny training at 100 random moments and compare with one left alone"
 	@echo "make clean  remove what make run and tools left here; .venv, runs and DVC's cache stay"
 
@@ -38,13 +39,16 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	@python -m tests.benchmarks
 
+bench-update: $(VENV)/.installed-test
+	@python -m tests.benchmarks.trl_update $(ARGS)
+
 KILLS ?= 100
 kills: $(VENV)/.installed-test
 	@python -m tests.end_to_end.kill_runs --kills $(KILLS)
 
 clean:
 	rm -rf data/base data/policy data/reference data/trainer_state data/next_policy data/next_trainer_state
-	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook/exit .rollbook/samples
+	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook/exit .rollbook/samples .rollbook/update
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

@@ -15,6 +15,7 @@ from pipeline import run_commands
 from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
+from pipeline.presets import describe_method
 from pipeline.rewards.terms import load_terms
 from pipeline.summary import decimal, facts
 
@@ -44,8 +45,10 @@ def rollbook() -> None:
 @app.command()
 def check() -> None:
     """Check params.yaml, all of it: DVC starts only stages whose own section changed."""
-    terms = load_terms(load_params().score.terms)
+    params = load_params()
+    terms = load_terms(params.score.terms)
     typer.echo(f"params.yaml is in order; reward: {', '.join(term.name for term in terms)}")
+    typer.echo(f"Method: {describe_method(params.preset, params.normalize, params.training)}")
 
 
 @app.command()

@@ -36,6 +36,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "filter": ("n_groups", "n_kept", "n_training_completions", "outcomes", "dropped_reasons"),
     "update": (
         "n_steps",
+        "n_steps_resumed",
         "n_completions",
         "n_tokens",
         "loss",

@@ -1,314 +1,79 @@
-"""params.yaml as frozen, typed objects: one class per section, unknown keys refused, units in the names.
-
-A section has the name of the stage that reads it, but for `base_model` (base), `sampling` (rollout, update,
-evaluate) and `training` (start, update).
-"""
+"""params.yaml as frozen, typed objects: read, its preset filled in, checked as a whole."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline.errors import BadInput
 from pipeline.params_errors import explain
+from pipeline.params_sections import (
+    BaseModelParams,
+    EvaluateParams,
+    FilterParams,
+    MathParams,
+    Natural,
+    OnHealth,
+    OnHealthParams,
+    PromptSource,
+    PromptsParams,
+    ReasoningGymParams,
+    ReasoningGymTask,
+    ReportParams,
+    RolloutParams,
+    SamplingParams,
+    ScoreParams,
+    Section,
+    SelectParams,
+    StartParams,
+    TermParams,
+)
+from pipeline.params_training import LoraParams, NormalizeParams, TrainingParams
+from pipeline.presets import PresetName, fill_in_preset
+
+__all__ = [
+    "PARAMS_FILE",
+    "WHERE_SOURCES_LIVE",
+    "BaseModelParams",
+    "FilterParams",
+    "LoraParams",
+    "MathParams",
+    "NormalizeParams",
+    "OnHealth",
+    "OnHealthParams",
+    "Params",
+    "PromptSource",
+    "PromptsParams",
+    "ReasoningGymParams",
+    "ReasoningGymTask",
+    "ReportParams",
+    "SamplingParams",
+    "ScoreParams",
+    "Section",
+    "SelectParams",
+    "TermParams",
+    "TrainingParams",
+    "check_params",
+    "load_params",
+    "parse_params",
+]
 
 PARAMS_FILE = Path("params.yaml")
 WHERE_SOURCES_LIVE = Path("data/sources")
 """Prompt files live here: the folder is a dependency of the stage `prompts`, so that DVC sees an edit."""
 
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
-"""A smaller one makes logits infinite; 1e-6 already takes the likeliest token."""
-LearningRate = Annotated[float, Field(gt=0, le=100)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Device = Literal["auto", "cpu", "cuda"]
-OnHealth = Literal["stop", "warn", "ignore"]
-VerifierName = Literal["math", "reasoning_gym", "none"]
-
-
-class Section(BaseModel):
-    """A frozen part of params.yaml that refuses keys it doesn't know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class BaseModelParams(Section):
-    """The pretrained chat model a run starts from: exactly one of `wheel`, `path` and `hub`."""
-
-    wheel: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+$")] | None = None
-    path: str | None = None
-    hub: str | None = None
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    trust_remote_code: bool = False
-
-    @model_validator(mode="after")
-    def _one_source(self) -> BaseModelParams:
-        given = [name for name in ("wheel", "path", "hub") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of wheel, path and hub, not {given or 'none'}")
-        if (self.hub is None) != (self.revision is None):
-            raise ValueError("hub and revision (a full commit id, 40 hexadecimal digits) go together")
-        return self
-
-
-class ReasoningGymTask(Section):
-    """One task of reasoning-gym, its share of the prompts, and its own config."""
-
-    task: str
-    weight: PositiveFloat = 1.0
-    config: dict[str, Any] = {}
-
-
-class PromptSource(Section):
-    """Where prompts come from: exactly one of `reasoning_gym`, `file` and `dataset`."""
-
-    reasoning_gym: Annotated[list[ReasoningGymTask], Field(min_length=1)] | None = None
-    size: Positive | None = None
-    seed: Natural | None = None
-    file: str | None = None
-    dataset: str | None = None
-    split: str | None = None
-    revision: str | None = None
-    prompt: str | None = None
-    answer: str | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> PromptSource:
-        needs = {
-            "reasoning_gym": ("size", "seed"),
-            "file": ("prompt", "answer"),
-            "dataset": ("split", "revision", "prompt", "answer"),
-        }
-        given = [name for name in needs if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(needs)}, not {given or 'none'}")
-        for key in ("size", "seed", "split", "revision", "prompt", "answer"):
-            is_needed, is_given = key in needs[given[0]], getattr(self, key) is not None
-            if is_needed and not is_given and key != "answer":
-                raise ValueError(f"{given[0]} needs {key}")
-            if is_given and not is_needed:
-                raise ValueError(f"{key} does not go with {given[0]}")
-        return self
-
-
-class PromptsParams(Section):
-    """The prompts, how a chat is made of each, and the split."""
-
-    source: PromptSource
-    system: str | None = None
-    template: str = "{prompt}"
-    verifier: VerifierName | None = None
-    train_size: Positive
-    eval_size: Positive
-    seed: Natural = 0
-
-    @field_validator("template")
-    @classmethod
-    def _has_place(cls, value: str) -> str:
-        if "{prompt}" not in value:
-            raise ValueError("the template must contain {prompt}, where the prompt goes")
-        return value
-
-    @model_validator(mode="after")
-    def _verifier_fits(self) -> PromptsParams:
-        if (self.source.reasoning_gym is not None) and self.verifier not in (None, "reasoning_gym"):
-            raise ValueError("prompts of reasoning_gym are verified by reasoning_gym; leave verifier out")
-        if self.source.reasoning_gym is None and self.verifier == "reasoning_gym":
-            raise ValueError("the verifier reasoning_gym needs prompts of reasoning_gym")
-        return self
-
-    @property
-    def verifier_name(self) -> VerifierName:
-        """`verifier`, or what fits the source where it is left out."""
-        return self.verifier or ("reasoning_gym" if self.source.reasoning_gym else "math")
-
-
-class StartParams(Section):
-    """How an iteration takes over from its parent."""
-
-    fresh_optimizer: bool = False
-
-
-class SelectParams(Section):
-    """Which prompts an iteration shows."""
-
-    n_prompts: Positive
-
-
-class RolloutParams(Section):
-    """How many completions each prompt gets: the group."""
-
-    group_size: Annotated[int, Field(ge=2, le=65_535)]
-
-
-class SamplingParams(Section):
-    """How completions are drawn, in rollouts and evaluation alike."""
-
-    engine: Literal["transformers"] = "transformers"
-    temperature: Temperature = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_completion_tokens: Positive
-    max_batch_completions: Positive = 128
-    device: Device = "auto"
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> SamplingParams:
-        if self.top_p != 1.0 or self.top_k not in (0, -1):
-            raise ValueError(
-                f"top_p {self.top_p} and top_k {self.top_k}: truncated sampling biases the ratio that the update "
-                "takes against the whole distribution, so only top_p 1 and top_k 0 are allowed"
-            )
-        return self
-
-
-class MathParams(Section):
-    """The verifier `math`: where the answer stands in a completion, and what checking it may cost."""
-
-    extract: Literal["boxed", "final_answer", "last_number"] = "boxed"
-    time_limit_seconds: PositiveFloat = 5.0
-    max_answer_characters: Positive = 1_000
-
-
-class ReasoningGymParams(Section):
-    """The verifier `reasoning_gym`: which part of a completion the task's own scorer gets."""
-
-    extract: Literal["whole", "answer_tag", "boxed", "final_answer", "last_number"] = "whole"
-    time_limit_seconds: PositiveFloat = 5.0
-
-
-class TermParams(Section):
-    """A term of the reward: `kind` names it in the registry (the term's own name where left out)."""
-
-    weight: Finite
-    kind: str | None = None
-    params: dict[str, Any] = {}
-
-
-class ScoreParams(Section):
-    """How a completion becomes a reward: the verifiers' settings and the weighted terms."""
-
-    math: MathParams = MathParams()
-    reasoning_gym: ReasoningGymParams = ReasoningGymParams()
-    terms: Annotated[dict[str, TermParams], Field(min_length=1)]
-    n_workers: Annotated[int, Field(gt=0, le=256)] = 2
-
-    @field_validator("terms")
-    @classmethod
-    def _names(cls, value: dict[str, TermParams]) -> dict[str, TermParams]:
-        for name in value:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"{name!r} is no name for a term: it becomes a column, so use a-z, 0-9 and _")
-        return value
-
-
-class NormalizeParams(Section):
-    """How rewards become advantages."""
-
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    scale: Literal["group", "batch", "none"] = "group"
-    std_floor: PositiveFloat = 1e-4
-
-
-class FilterParams(Section):
-    """Bookkeeping of the filter; its rules are fixed."""
-
-    pass_rate_decay: Fraction = 0.5
-
-
-class LoraParams(Section):
-    """The shape of the adapter."""
-
-    rank: Positive = 16
-    alpha: PositiveFloat = 32.0
-    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
-
-
-class TrainingParams(Section):
-    """The GRPO update: what is trained, the loss, the optimizer, and what a micro-batch may hold."""
-
-    method: Literal["lora", "full"] = "lora"
-    lora: LoraParams = LoraParams()
-    loss: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
-    clip_low: Fraction = 0.2
-    clip_high: NonNegativeFloat = 0.2
-    kl_coefficient: NonNegativeFloat = 0.04
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    reference: Literal["base"] = "base"
-    sampling_ratio_cap: PositiveFloat | None = 2.0
-    mask_truncated: bool = False
-    epochs: Positive = 1
-    minibatches: Positive = 1
-    learning_rate: LearningRate
-    warmup_steps: Natural = 0
-    weight_decay: NonNegativeFloat = 0.0
-    adam_beta1: Decay = 0.9
-    adam_beta2: Decay = 0.999
-    adam_epsilon: PositiveFloat = 1e-8
-    max_grad_norm: PositiveFloat = 1.0
-    max_tokens_per_microbatch: Positive = 512
-    device: Device = "auto"
-
-
-class EvaluateParams(Section):
-    """Evaluation on held-out prompts."""
-
-    every: Positive = 1
-    n_prompts: Positive
-    n_completions: Annotated[int, Field(gt=0, le=65_535)] = 1
-    temperature: Temperature = 1.0
-    k: list[Positive] = [1]
-
-    @model_validator(mode="after")
-    def _k_is_drawn(self) -> EvaluateParams:
-        too_many = [k for k in self.k if k > self.n_completions]
-        if too_many:
-            raise ValueError(f"pass@{too_many[0]} needs n_completions of at least {too_many[0]}")
-        return self
-
-
-class HealthParams(Section):
-    """Thresholds of the diagnosis; each is where a warning begins."""
-
-    max_kl: PositiveFloat = 0.3
-    max_clip_fraction: Fraction = 0.3
-    max_pass_rate_drop: Fraction = 0.5
-
-
-class OnHealthParams(Section):
-    """What training does after an iteration in which a rule of the diagnosis is broken, by rule."""
-
-    group_kept: OnHealth = "warn"
-    numbers_finite: OnHealth = "stop"
-    kl_bounded: OnHealth = "warn"
-    clipping_bounded: OnHealth = "warn"
-    pass_rate_held: OnHealth = "warn"
-
-
-class ReportParams(Section):
-    """What the report shows, the thresholds of the diagnosis, and what follows from it."""
-
-    groups_per_outcome: Positive = 4
-    health: HealthParams = HealthParams()
-    on_health: OnHealthParams = OnHealthParams()
-
 
 class Params(Section):
-    """The whole of params.yaml."""
+    """The whole of params.yaml; the keys of `preset` are in their sections, where stages read them."""
 
     seed: Natural
     iteration: Natural
     parent: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None
+    preset: PresetName | None = None
     base_model: BaseModelParams
     start: StartParams = StartParams()
     prompts: PromptsParams
@@ -321,6 +86,11 @@ class Params(Section):
     training: TrainingParams
     evaluate: EvaluateParams
     report: ReportParams = ReportParams()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, value: Any) -> Any:
+        return fill_in_preset(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Params:

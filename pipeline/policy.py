@@ -180,7 +180,14 @@ def _load_whole(folder: Path, dtype: torch.dtype) -> Model:
         # transformers would draw them at random, anew in each process.
         problem = f"its weights lack {missing[0]} ({len(missing)} tensors in all)"
         raise BadInput(str(folder), problem, "Give a whole causal language model as base_model")
+    keep_score_cap(model)
     return model
+
+
+def keep_score_cap(model: Model) -> None:
+    """Have a model that caps its attention scores do so: torch's fused kernel, the default, leaves the cap out."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
 
 
 @contextmanager

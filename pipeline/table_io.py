@@ -33,8 +33,9 @@ def read_table(path: Path, table: Table) -> pl.DataFrame:
         BadInput: the file is missing, damaged, or breaks a rule of `table`.
     """
     _open_table(path, table)
-    with _damage_named(path):
-        frame = pl.from_arrow(pq.read_table(path, page_checksum_verification=True))
+    # Not pq.read_table, which imports pyarrow.dataset, and that pandas where it is installed.
+    with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        frame = pl.from_arrow(file.read())
     assert isinstance(frame, pl.DataFrame)
     check_table(frame, table, str(path))
     check_order(frame.select(table.key), table, str(path))

@@ -230,7 +230,10 @@ TRAIN_STEPS = Table(
         _c("epoch", pl.UInt32, "pass over the training set, from 0"),
         _c("n_completions", pl.UInt32, "completions with an unmasked token"),
         _c("n_tokens", pl.UInt64, "unmasked completion tokens"),
-        _statistic("loss", "policy_loss + kl_coefficient * KL, the KL put together like the tokens of the loss"),
+        _statistic(
+            "loss",
+            "policy_loss + kl_coefficient * KL - entropy_coefficient * entropy, both put together like the tokens",
+        ),
         _statistic("policy_loss", "minus the clipped objective"),
         _statistic("kl", "KL to the reference, mean per token, nats; null without a reference", True),
         _statistic("entropy", "of the policy, mean per token, nats"),
@@ -239,7 +242,7 @@ TRAIN_STEPS = Table(
         _statistic("ratio_max", "largest ratio of current to old probability"),
         _statistic("sampling_kl", "KL of sampling engine to trainer, mean per token (k3), nats"),
         _statistic("grad_norm", "before clipping"),
-        _statistic("learning_rate", "after warm-up"),
+        _statistic("learning_rate", "after warm-up and decay"),
     ),
 )
 EVAL = Table(

@@ -29,3 +29,4 @@ HEALTH = DATA / "health.json"
 
 EXIT_RECORDS = Path(".rollbook/exit")
 SAMPLES = Path(".rollbook/samples")
+CHECKPOINTS = Path(".rollbook/update")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pipeline.errors import BadInput
 from pipeline.history_rows import read_history
 from pipeline.params import PARAMS_FILE, Params, parse_params
@@ -12,12 +10,12 @@ from pipeline.table_io import atomic_path, write_json, write_table
 from pipeline.tables import PROMPT_STATS
 from pipeline.training.state_file import StateCounts, read_counts, write_counts
 from pipeline.versioning.artifacts import fetch_artifact
-from pipeline.versioning.git import file_at_commit
+from pipeline.versioning.git import commit_of, file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
 INHERITED = {paths.NEXT_POLICY: paths.POLICY, paths.NEXT_PROMPT_STATS: paths.PROMPT_STATS}
-PARENTS_STATE, PARENTS_HISTORY = paths.NEXT_TRAINER_STATE, paths.HISTORY
+PARENTS_STATE, PARENTS_HISTORY, OLDER_POLICY = paths.NEXT_TRAINER_STATE, paths.HISTORY, paths.NEXT_POLICY
 
 
 def start(params: Params) -> Result:
@@ -35,7 +33,7 @@ def start(params: Params) -> Result:
             origin += " with a fresh optimizer"
         else:
             fetch_artifact(PARENTS_STATE, params.parent, paths.TRAINER_STATE)
-    _write_reference(paths.REFERENCE)
+    _write_reference(params)
     step = read_counts(paths.TRAINER_STATE).step
     metrics = {"method": params.training.method, "parent": params.parent, "step": step}
     return Result(f"iteration {params.iteration} from {origin}, {params.training.method}, step {step}", metrics)
@@ -43,9 +41,7 @@ def start(params: Params) -> Result:
 
 def _check_parent(params: Params, parent: str) -> None:
     """Raise `BadInput` unless the parent is the iteration before, of the same model trained in the same way."""
-    where = f"{PARAMS_FILE} in commit {parent[:12]}"
-    text = file_at_commit(parent, PARAMS_FILE).decode("utf-8", "replace")
-    theirs = parse_params(text, where)
+    theirs = _params_of(parent)
     if theirs.iteration + 1 != params.iteration:
         problem = f"{params.iteration}, but the parent {parent[:12]} holds iteration {theirs.iteration}"
         raise BadInput(
@@ -88,11 +84,35 @@ def _write_empty_state(counts: StateCounts) -> None:
         write_counts(counts, temporary)
 
 
-def _write_reference(folder: Path) -> None:
-    """A pointer, not a copy: the reference is the base model, with any adapter switched off."""
-    with atomic_path(folder) as temporary:
+def _write_reference(params: Params) -> None:
+    """Write which policy is the reference: a pointer to one that is here, or beside it one that is fetched."""
+    reference = params.training.reference
+    here = {"base": paths.BASE, "previous": paths.POLICY}
+    with atomic_path(paths.REFERENCE) as temporary:
         temporary.mkdir()
-        write_json({"policy": str(paths.BASE)}, temporary / "reference.json")
+        if reference not in here:
+            commit = _reference_commit(params)
+            fetch_artifact(OLDER_POLICY, commit, temporary / "policy")
+        write_json({"policy": str(here.get(reference, paths.REFERENCE / "policy"))}, temporary / "reference.json")
+
+
+def _reference_commit(params: Params) -> str:
+    """The commit of the iteration that `training.reference` names, once it is sure that it shares the base model."""
+    name = params.training.reference
+    commit = commit_of(name)
+    if commit is None:
+        problem = f"{name!r}: there is no such iteration in this repository"
+        raise BadInput(f"{PARAMS_FILE}: training.reference", problem, "See `rollbook runs` for those that there are")
+    theirs = _params_of(commit)
+    if theirs.base_model != params.base_model:
+        problem = f"{name!r} was trained from {theirs.base_model!r}, and this run is from {params.base_model!r}"
+        raise BadInput(f"{PARAMS_FILE}: training.reference", problem, "Name an iteration of the same base model")
+    return commit
+
+
+def _params_of(commit: str) -> Params:
+    text = file_at_commit(commit, PARAMS_FILE).decode("utf-8", "replace")
+    return parse_params(text, f"{PARAMS_FILE} in commit {commit[:12]}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -17,45 +18,83 @@ import torch
 
 from pipeline.errors import BadInput
 from pipeline.params import Params
-from pipeline.policy import Model, copy_policy, is_adapter, load_model, resolve_device, save_model
+from pipeline.policy import Model, copy_policy, load_model, resolve_device, save_model
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
-from pipeline.training.batching import Step, TrainingRow, cut_padded_rows, plan_steps, read_rows
-from pipeline.training.packing import can_pack, cut_packed_rows
-from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state, trainable_parameters
-from pipeline.training.trainer import Logprobs, Trainer, record_logprobs
+from pipeline.training.batching import Step, TrainingRow, read_rows
+from pipeline.training.checkpoint import Checkpoint, DamagedCheckpoint, fingerprint, set_aside
+from pipeline.training.checks import check_disk, check_finite, check_method, check_tokens
+from pipeline.training.forward import plan_update, prepare_model
+from pipeline.training.memory import MicroBatchTooLarge, model_named
+from pipeline.training.recording import Logprobs, record_logprobs, take_kl_from_reward
+from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state
+from pipeline.training.tracking import Log, open_tracker, tracker_name
+from pipeline.training.trainer import Trainer
 from stages import paths
 from stages.progress import progress
 from stages.runner import Result, run_stage
 
 MEANS = ("loss", "policy_loss", "kl", "entropy", "sampling_kl", "grad_norm", "learning_rate")
+TRACKING = Path(".rollbook/tracking")
 
 
 def update(params: Params) -> Result:
-    """Read `training_set`, policy, reference and state; write the next policy and state, and what happened."""
-    training = params.training
-    rows = read_rows(read_table(paths.TRAINING_SET, TRAINING_SET), training.mask_truncated)
-    if not rows:
-        return _keep_policy()
-    torch.use_deterministic_algorithms(True)
-    # A debugging aid that the switch turns on with it; it writes over all memory that torch gets.
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (untyped there)
-    device = resolve_device(training.device)
-    state = load_state(paths.TRAINER_STATE)
-    _check_method(params)
-    reference = _reference_of_whole_model(params, rows, device) if training.method == "full" else None
-    dtype = torch.bfloat16 if training.method == "lora" else torch.float32
-    model = load_model(paths.POLICY, paths.BASE, device, dtype, is_trainable=True)
-    _check_tokens(rows, model)
-    _check_disk(model, training.method)
-    optimizer = make_optimizer(model, state, training)
-    steps = _plan(model, rows, params)
-    if training.method == "lora" and training.kl_coefficient > 0:
-        reference = _record(model, rows, steps, params, "reference", model.disable_adapter())
-    old = _record(model, rows, steps, params, "old", contextlib.nullcontext()) if len(steps) > 1 else {}
+    """Read `training_set`, policy, reference and state; write the next policy and state, and what happened.
 
-    started = time.monotonic()
-    with progress("update", sum(len(step.rows) for step in steps), "tokens") as advance:
+    An update that was killed goes on from its checkpoint, if it has the same inputs, and none is left in the end.
+    """
+    tracker_name(os.environ)  # a wrong name is refused before any work
+    rows = read_rows(read_table(paths.TRAINING_SET, TRAINING_SET), params.training.mask_truncated)
+    with model_named():
+        result = _train(params, rows) if rows else _keep_policy()
+    shutil.rmtree(paths.CHECKPOINTS, ignore_errors=True)
+    return result
+
+
+def _train(params: Params, rows: Sequence[TrainingRow]) -> Result:
+    training = params.training
+    _be_deterministic()
+    device = resolve_device(training.device)
+    checkpoint = _open_checkpoint(params, device)
+    taken = checkpoint.taken
+    n_resumed = len(taken.metrics)
+    state = load_state(taken.state)
+    check_method(training.method, paths.POLICY)
+    reference_folder = _reference_folder(paths.REFERENCE) if training.kl_coefficient > 0 else None
+    is_adapter_off = training.method == "lora" and reference_folder == paths.BASE
+    reference = None
+    if reference_folder and reference_folder != paths.POLICY and not is_adapter_off:
+        reference = checkpoint.recorded("reference", lambda: _record_loaded(reference_folder, params, rows, device))
+
+    model = load_model(paths.POLICY, paths.BASE, device, _dtype(params), is_trainable=True)
+    prepare_model(model)
+    check_tokens(rows, model)
+    check_disk(model, training, paths.DATA)
+    optimizer = make_optimizer(model, state, training)
+    first_step = state.step - n_resumed
+    del state  # it holds a second copy of the weights
+    steps = plan_update(model, rows, training, params.seed, params.iteration)
+    record = partial(_record, model, rows)
+    if is_adapter_off:
+        off = model.disable_adapter()
+        reference = checkpoint.recorded("reference", lambda: record(steps, params, "reference", off))
+    # The first step's own forward pass gives the old log-probabilities of its rows, where nothing needs them sooner.
+    is_old_needed = reference_folder is not None and (reference_folder == paths.POLICY or training.kl_in == "reward")
+    later = steps if is_old_needed else steps[1:]
+    old = taken.old
+    if later and not old:
+        old = checkpoint.recorded("old", lambda: record(later, params, "old", contextlib.nullcontext()))
+    if reference_folder == paths.POLICY:
+        reference = old
+    if reference is not None and training.kl_in == "reward":
+        rows = take_kl_from_reward(rows, old, reference, training.kl_coefficient, params.normalize.baseline)
+    if n_resumed:
+        print(f"update: it goes on from step {n_resumed} of {len(steps)}, where an earlier try came to", flush=True)
+
+    with (
+        progress("update", sum(len(step.rows) for step in steps[n_resumed:]), "tokens") as advance,
+        open_tracker(tracker_name(os.environ), Path.cwd().name, TRACKING) as log,
+    ):
         trainer = Trainer(
             model=model,
             optimizer=optimizer,
@@ -64,38 +103,76 @@ def update(params: Params) -> Result:
             temperature=params.sampling.temperature,
             max_completion_tokens=params.sampling.max_completion_tokens,
             iteration=params.iteration,
-            first_step=state.step,
+            first_step=first_step,
             old=old,
             reference=reference,
             on_progress=advance,
+            metrics=list(taken.metrics),
         )
-        train_steps, token_logprobs = trainer.run(steps)
-    seconds = time.monotonic() - started
+        started = time.monotonic()
+        train_steps, token_logprobs = _run(trainer, steps, checkpoint, log)
+        seconds = time.monotonic() - started
+        _write_next(trainer)
+        write_table(train_steps, paths.TRAIN_STEPS, TRAIN_STEPS)
+        write_table(token_logprobs, paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS)
+    return _summarize(train_steps, len(rows), seconds, n_resumed)
 
-    _check_finite(model)
+
+def _be_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    # A debugging aid that the switch turns on with it; it writes over all memory that torch gets.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (untyped there)
+
+
+def _run(
+    trainer: Trainer, steps: Sequence[Step], checkpoint: Checkpoint, log: Log
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Take the steps, with checkpoints; where the memory does not suffice, those that were taken are kept."""
+
+    def on_step() -> None:
+        checkpoint.write_if_due(trainer)
+        log(trainer.metrics[-1])
+
+    try:
+        return trainer.run(steps, on_step)
+    except MicroBatchTooLarge:
+        checkpoint.write(trainer)
+        raise
+
+
+def _write_next(trainer: Trainer) -> None:
+    """Write the next policy and trainer state."""
+    model = trainer.model
+    check_finite(model)
     save_model(model, paths.NEXT_POLICY, tokenizer_from=paths.BASE)
-    next_state = read_optimizer(model, optimizer, state.step + len(steps), training.method)
-    save_state(next_state, paths.NEXT_TRAINER_STATE)
-    write_table(train_steps, paths.TRAIN_STEPS, TRAIN_STEPS)
-    write_table(token_logprobs, paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS)
-    return _summarize(train_steps, len(rows), seconds)
+    n_steps = trainer.first_step + len(trainer.metrics)
+    save_state(read_optimizer(model, trainer.optimizer, n_steps, trainer.params.method), paths.NEXT_TRAINER_STATE)
 
 
-def _plan(model: Model, rows: Sequence[TrainingRow], params: Params) -> list[Step]:
+def _open_checkpoint(params: Params, device: torch.device) -> Checkpoint:
+    """The checkpoint of the update with just these inputs; a damaged one is set aside, and an empty one takes over.
+
+    Where a micro-batch was too large, the update goes on with smaller ones, to the same result but for rounding.
+    """
     training = params.training
-    cut = cut_packed_rows if can_pack(model) else cut_padded_rows
-    limit = training.max_tokens_per_microbatch
-    return plan_steps(
-        rows, training.epochs, training.minibatches, partial(cut, rows, max_tokens=limit), params.seed, params.iteration
+    minutes = training.checkpoint_minutes
+    if minutes is None:
+        return Checkpoint(paths.CHECKPOINTS, None, paths.TRAINER_STATE)
+    files = (paths.TRAINING_SET, paths.POLICY, paths.REFERENCE, paths.TRAINER_STATE, paths.BASE, Path(__file__))
+    sampling = params.sampling
+    values = (
+        training.model_dump(mode="json", exclude={"checkpoint_minutes", "max_tokens_per_microbatch", "device"}),
+        device.type,
+        [params.seed, params.iteration, params.normalize.baseline],
+        [sampling.temperature, sampling.max_completion_tokens],
     )
-
-
-def _reference_of_whole_model(params: Params, rows: Sequence[TrainingRow], device: torch.device) -> Logprobs | None:
-    """The reference's log-probabilities, from a model that is gone before the policy is loaded; None without a KL."""
-    if params.training.kl_coefficient == 0:
-        return None
-    model = load_model(_reference_folder(paths.REFERENCE), paths.BASE, device, torch.float32)
-    return _record(model, rows, _plan(model, rows, params), params, "reference", contextlib.nullcontext())
+    folder = paths.CHECKPOINTS / fingerprint(files, *values)
+    try:
+        return Checkpoint(folder, minutes, paths.TRAINER_STATE)
+    except DamagedCheckpoint:
+        aside = set_aside(folder)
+        print(f"update: it begins anew: the checkpoint of an earlier try is damaged, and is now {aside}", flush=True)
+        return Checkpoint(folder, minutes, paths.TRAINER_STATE)
 
 
 def _record(
@@ -110,6 +187,18 @@ def _record(
         return record_logprobs(model, rows, steps, params.sampling.temperature, advance, mode)
 
 
+def _record_loaded(folder: Path, params: Params, rows: Sequence[TrainingRow], device: torch.device) -> Logprobs:
+    """Those of a reference of its own, whose model is gone before the policy is loaded."""
+    model = load_model(folder, paths.BASE, device, _dtype(params))
+    prepare_model(model)
+    steps = plan_update(model, rows, params.training, params.seed, params.iteration)
+    return _record(model, rows, steps, params, "reference", contextlib.nullcontext())
+
+
+def _dtype(params: Params) -> torch.dtype:
+    return torch.bfloat16 if params.training.method == "lora" else torch.float32
+
+
 def _reference_folder(reference: Path) -> Path:
     file = reference / "reference.json"
     try:
@@ -118,62 +207,29 @@ def _reference_folder(reference: Path) -> Path:
         raise BadInput(str(file), f"it names no policy ({error})", "Run `dvc repro start`") from error
 
 
-def _check_method(params: Params) -> None:
-    found = "lora" if is_adapter(paths.POLICY) else "full"
-    if found != params.training.method:
-        problem = f"{params.training.method!r}, and {paths.POLICY} was made for {found!r}"
-        raise BadInput("params.yaml: training.method", problem, "Keep the method of the run, or begin a new run")
-
-
-def _check_tokens(rows: Sequence[TrainingRow], model: Model) -> None:
-    n_known = model.get_input_embeddings().num_embeddings
-    for row in rows:
-        for token in {*row.prompt_token_ids, *row.completion_token_ids}:
-            if not 0 <= token < n_known:
-                problem = f"{row.completion_id} has the token id {token}, and the policy knows 0 to {n_known - 1}"
-                raise BadInput(str(paths.TRAINING_SET), problem, "Run `dvc repro` so that it fits the policy")
-
-
-def _check_finite(model: Model) -> None:
-    for name, parameter in trainable_parameters(model).items():
-        if not bool(parameter.detach().to(torch.bfloat16).isfinite().all()):
-            problem = f"{name} of the next policy is not finite; the policy stays as it was"
-            raise BadInput(str(paths.NEXT_POLICY), problem, "Lower training.learning_rate")
-
-
-def _check_disk(model: Model, method: str) -> None:
-    """Refuse before hours of training what the disk can't hold after them; say what a large model will take."""
-    n_parameters = sum(parameter.numel() for parameter in trainable_parameters(model).values())
-    # A bfloat16 policy, a float32 master and two moments, each in data/ and in DVC's cache.
-    needed = 2 * n_parameters * (2 + 3 * 4)
-    free = shutil.disk_usage(paths.DATA).free
-    if method == "full":
-        print(f"update: full fine-tuning writes {needed / 1e9:.1f} GB in this iteration, {free / 1e9:.1f} GB are free")
-    if needed > free:
-        problem = f"it needs {needed / 1e9:.1f} GB for the next policy and state, and {free / 1e9:.1f} GB are free"
-        raise BadInput(str(paths.DATA), problem, "Free some space, or set training.method to lora")
-
-
 def _keep_policy() -> Result:
     copy_policy(paths.POLICY, paths.NEXT_POLICY)
     copy_policy(paths.TRAINER_STATE, paths.NEXT_TRAINER_STATE)
     write_table(TRAIN_STEPS.empty(), paths.TRAIN_STEPS, TRAIN_STEPS)
     write_table(TOKEN_LOGPROBS.empty(), paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS)
-    return _summarize(TRAIN_STEPS.empty(), 0, 0.0)
+    return _summarize(TRAIN_STEPS.empty(), 0, 0.0, 0)
 
 
-def _summarize(train_steps: pl.DataFrame, n_completions: int, seconds: float) -> Result:
+def _summarize(train_steps: pl.DataFrame, n_completions: int, seconds: float, n_resumed: int) -> Result:
+    """`seconds` is how long the steps after the first `n_resumed` took, which are from a checkpoint."""
     n_tokens = int(train_steps["n_tokens"].sum())
+    n_tokens_now = int(train_steps["n_tokens"][n_resumed:].sum())
     clipped = train_steps["clip_fraction_low"] + train_steps["clip_fraction_high"]
     metrics: dict[str, Any] = {name: train_steps[name].mean() for name in MEANS}
     metrics |= {
         "n_steps": train_steps.height,
+        "n_steps_resumed": n_resumed,
         "n_completions": n_completions,
         "n_tokens": n_tokens,
         "clip_fraction": clipped.mean(),
         "ratio_max": train_steps["ratio_max"].max(),
         "is_policy_unchanged": train_steps.height == 0,
-        "tokens_per_second": round(n_tokens / seconds, 1) if seconds else None,
+        "tokens_per_second": round(n_tokens_now / seconds, 1) if n_tokens_now else None,
     }
     if train_steps.height == 0:
         return Result("no completion to train on: the policy stays as it is", metrics)

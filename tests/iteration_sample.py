@@ -82,7 +82,7 @@ def sample_metrics(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def no_group_kept() -> dict[str, dict[str, Any]]:
     """What to change in the metrics of an iteration whose 16 groups are all wrong."""
-    counts = ("n_steps", "n_completions", "n_tokens")
+    counts = ("n_steps", "n_steps_resumed", "n_completions", "n_tokens")
     outcomes = {"all_correct": 0, "all_wrong": 16, "mixed": 0, "unscorable": 0, "unverified": 0}
     return {
         "filter": {"n_kept": 0, "outcomes": outcomes, "dropped_reasons": {REASONS["all_wrong"]: 16}},
@@ -208,10 +208,10 @@ _METRICS = """{
     "outcomes": {"all_correct": 2, "all_wrong": 7, "mixed": 6, "unscorable": 1, "unverified": 0},
     "dropped_reasons": {"all wrong: nothing to learn from": 7, "all correct: nothing to learn from": 2,
       "fewer than two scorable completions": 1}},
-  "update": {"n_steps": 1, "n_completions": 24, "n_tokens": 220, "loss": 0.0012, "policy_loss": 0.0002, "kl": 0.0251,
-    "entropy": 1.31, "clip_fraction": 0.0, "ratio_max": 1.0, "sampling_kl": 0.0003, "grad_norm": 0.71,
-    "learning_rate": 0.0001, "is_policy_unchanged": false, "tokens_per_second": 41.7, "seconds": 21.9,
-    "peak_memory_mb": 2210},
+  "update": {"n_steps": 1, "n_steps_resumed": 0, "n_completions": 24, "n_tokens": 220, "loss": 0.0012,
+    "policy_loss": 0.0002, "kl": 0.0251, "entropy": 1.31, "clip_fraction": 0.0, "ratio_max": 1.0,
+    "sampling_kl": 0.0003, "grad_norm": 0.71, "learning_rate": 0.0001, "is_policy_unchanged": false,
+    "tokens_per_second": 41.7, "seconds": 21.9, "peak_memory_mb": 2210},
   "evaluate": {"is_scheduled": true, "n_prompts": 128, "n_completions": 256,
     "before": {"pass_at_1": 0.171875, "pass_at_1_low": 0.1164, "pass_at_1_high": 0.2466, "reward_mean": 0.18,
       "truncated_fraction": 0.05, "pass_at_k": {"1": 0.171875}},

@@ -13,6 +13,7 @@ from pipeline.cli import app
 from pipeline.metrics import read_metrics
 from pipeline.table_io import write_json
 from tests.iteration_sample import no_group_kept, sample_metrics
+from tests.stage_runs import write_params
 
 ROOT = Path(__file__).parents[1]
 
@@ -114,3 +115,15 @@ def test_the_command_starts_without_heavy_imports() -> None:
     code = f"import sys, pipeline.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_check_says_which_method_comes_out() -> None:
+    write_params(Path(), {"preset": "rloo", "training.kl_coefficient": 0.1})
+    result = CliRunner().invoke(app, ["check"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "params.yaml is in order; reward: correct",
+        "Method: preset rloo, loss grpo, baseline mean, scale group, clip 0.2/0.2, KL 0.1 (k1 in the reward); departs "
+        "in normalize.baseline (leave_one_out), normalize.scale (none), training.loss (dr_grpo), "
+        "training.kl_coefficient (0.05)",
+    ]

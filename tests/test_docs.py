@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import Section, TrainingParams, check_params
+from pipeline.presets import PRESETS
 from pipeline.rewards.extraction import EXTRACTIONS
 from pipeline.rewards.terms import load_terms
 from pipeline.table_io import write_table
@@ -162,6 +163,17 @@ def test_every_parameter_is_shown_with_its_default() -> None:
         assert f"{name}: " in section("## Your own model, prompts and reward")
 
 
+def test_the_table_of_presets_has_their_values() -> None:
+    header, _, *rows = (line for line in section("### Presets").splitlines() if line.startswith("|"))
+    keys = [cell.strip() for cell in header.split("|")[3:-2]]
+    for row in rows:
+        name, _, *values, besides = (cell.strip(" `") for cell in row.split("|")[1:-1])
+        shown = {key: value for key, value in zip(keys, values, strict=True) if value}
+        shown |= dict([besides.split(": ")] if besides else [])
+        expected = {**PRESETS[name]["normalize"], **PRESETS[name]["training"]}
+        assert {key: load_yaml(value) for key, value in shown.items()} == expected
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_of_params_are_valid(document: str) -> None:
     params = load_yaml(PARAMS_FILE.read_text(encoding="utf-8"))
@@ -195,6 +207,7 @@ def test_the_picture_shows_edges_that_exist() -> None:
         ("## What it costs", [*pipeline_stages(), "all"]),
         ("### Verifiers", [*EXTRACTIONS]),
         ("### Which groups are kept", [*Outcome.categories]),
+        ("### Presets", [*PRESETS]),
         ("### Losses", [*typing.get_args(TrainingParams.model_fields["loss"].annotation)]),
         (
             "## When something is wrong",

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ import torch
 
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, load_model
-from pipeline.training.batching import Step, TrainingRow, cut_padded_rows, plan_steps
-from pipeline.training.packing import can_pack, cut_packed_rows
+from pipeline.training.batching import Step, TrainingRow
+from pipeline.training.forward import plan_update, prepare_model
+from pipeline.training.recording import Logprobs, record_logprobs
 from pipeline.training.state import TrainerState, make_optimizer
-from pipeline.training.trainer import Logprobs, Trainer, record_logprobs
+from pipeline.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.8
@@ -61,9 +61,7 @@ def random_rows(n_groups: int = 4, group_size: int = 3, seed: int = 0) -> list[T
 
 def plan(model: Model, rows: Sequence[TrainingRow], params: TrainingParams) -> list[Step]:
     """The steps of an update, as the stage plans them."""
-    cut = cut_packed_rows if can_pack(model) else cut_padded_rows
-    limit = params.max_tokens_per_microbatch
-    return plan_steps(rows, params.epochs, params.minibatches, partial(cut, rows, max_tokens=limit), 0)
+    return plan_update(model, rows, params, 0)
 
 
 def record(model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step], mode: Any = None) -> Logprobs:
@@ -117,7 +115,7 @@ def prepare(
         max_completion_tokens=MAX_COMPLETION_TOKENS,
         iteration=0,
         first_step=state.step,
-        old=record(model, rows, steps) if len(steps) > 1 else {},
+        old=record(model, rows, steps[1:]),
         reference=reference,
         on_progress=lambda *_: None,
     )
@@ -126,7 +124,13 @@ def prepare(
 
 def load_trainable(policy: Path, base: Path, dtype: torch.dtype = torch.float32) -> Model:
     """The policy in `policy` to be trained on the CPU."""
-    return load_model(policy, base, CPU, dtype, is_trainable=True)
+    return ready(load_model(policy, base, CPU, dtype, is_trainable=True))
+
+
+def ready(model: Model) -> Model:
+    """`model`, made ready for `row_statistics`."""
+    prepare_model(model)
+    return model
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:

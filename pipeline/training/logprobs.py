@@ -1,55 +1,165 @@
-"""Log-probabilities of completions under a model, at completion positions only."""
+"""Log-probabilities of completion tokens from the hidden states that predict them, a chunk of tokens at a time.
+
+No tensor of tokens x vocabulary outlives its chunk. The gradient of a log-probability with respect to a hidden state
+needs no more than the logits that the forward pass has at hand, so that is when it is computed; only for a head that
+is trained itself are they computed again in the backward pass.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pipeline.policy import Model
-from pipeline.training.batching import Batch
+LOGITS_PER_CHUNK = 1 << 22
+"""16 MB in float32: many enough for matrix products to be fast, few enough for caches."""
+
+Entropy = Literal["left_out", "measured", "trained"]
+"""What is wanted of the entropy: nothing (it is 0 then), its value, or its value with a gradient."""
 
 
 class TokenStatistics(NamedTuple):
-    """Per completion token [B, C], in nats: its log-probability, and the entropy of the whole distribution there.
-
-    The entropy carries no gradient. Values at padding mean nothing.
-    """
+    """Per completion token, in nats: its log-probability, and the entropy of the whole distribution there."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
 
 
-def completion_statistics(model: Model, batch: Batch, temperature: float) -> TokenStatistics:
-    """Run `model` on `batch`; the head sees only the positions that predict a completion token.
+@dataclass(frozen=True)
+class Head:
+    """How a model makes logits of a hidden state h: cap * tanh(scale * (weight h + bias) / cap)."""
 
-    Logits are divided by `temperature`, since that is the distribution the completions were drawn from.
-    """
-    n_completion = batch.completion_ids.shape[1]
-    with torch.autocast(batch.input_ids.device.type, dtype=torch.bfloat16):
-        output = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=n_completion + 1,
-        )
-    return token_statistics(output.logits[:, :-1], batch.completion_ids, temperature)
+    weight: torch.Tensor  # [vocabulary, hidden size]
+    bias: torch.Tensor | None = None  # [vocabulary]
+    scale: float = 1.0
+    cap: float | None = None
+
+    def cast(self, dtype: torch.dtype) -> Head:
+        """The same in `dtype`, without gradients."""
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        return replace(self, weight=self.weight.detach().to(dtype), bias=bias)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, vocabulary] of `hidden` [T, hidden size], in float32, or in float64 where that is given."""
+        products = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        logits = products if products.dtype == torch.float64 else products.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """The derivative of `logits` with respect to the products of weight and hidden state."""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / self.cap).square())
 
 
-def token_statistics(logits: torch.Tensor, token_ids: torch.Tensor, temperature: float) -> TokenStatistics:
-    """Statistics of `token_ids` [..., C] under `logits` [..., C, vocabulary], computed in float32.
+def token_statistics(
+    hidden: torch.Tensor, head: Head, token_ids: torch.Tensor, temperature: float, entropy: Entropy = "measured"
+) -> TokenStatistics:
+    """Statistics [T] of `token_ids` [T] where `hidden` [T, hidden size] predicts them.
 
-    >>> statistics = token_statistics(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), temperature=0.6)
+    Logits are divided by `temperature`, since that is the distribution the completions were drawn from. Matrix
+    products are in the type that autocast says, everything else in float32.
+
+    >>> head = Head(torch.tensor([[2.0], [0.0]]))
+    >>> statistics = token_statistics(torch.tensor([[1.0]]), head, torch.tensor([0]), temperature=0.6)
     >>> round(statistics.logprobs.item(), 6)
     -0.035052
     """
-    scaled = logits.float() / temperature
-    log_total = scaled.logsumexp(dim=-1)
-    logprobs = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - log_total
-    with torch.no_grad():
-        # 0 times a logit of -inf is 0 here, a token that can't be.
-        finite = scaled.clamp(min=torch.finfo(scaled.dtype).min)
-        expected = (torch.softmax(scaled, dim=-1) * finite).sum(dim=-1)
-        entropy = log_total.detach() - expected
-    return TokenStatistics(logprobs, entropy)
+    arguments = (hidden, head.weight, head.bias, head, token_ids, temperature, entropy)
+    return TokenStatistics(*_Statistics.apply(*arguments))  # type: ignore[no-untyped-call]
+
+
+class _Statistics(torch.autograd.Function):
+    """`token_statistics`, with gradients with respect to hidden states, weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        head: Head,
+        token_ids: torch.Tensor,
+        temperature: float,
+        entropy: Entropy,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = hidden.device.type
+        is_cast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else torch.promote_types(hidden.dtype, weight.dtype)
+        cast, inputs = head.cast(dtype), hidden.detach().to(dtype)
+        n_slopes = (1 + (entropy == "trained")) * ctx.needs_input_grad[0]
+        logprobs = hidden.new_zeros(len(hidden), dtype=torch.promote_types(dtype, torch.float32))
+        entropies = torch.zeros_like(logprobs)
+        slopes = [torch.empty_like(inputs) for _ in range(n_slopes)]
+        with torch.autocast(device, enabled=False):
+            for part in _chunks(len(hidden), len(weight)):
+                chunk = _Chunk(cast, inputs[part], token_ids[part], temperature)
+                logprobs[part] = chunk.chosen
+                if entropy != "left_out":
+                    entropies[part] = chunk.entropy
+                for slope, by_logit in zip(slopes, chunk.slopes(n_slopes), strict=True):
+                    slope[part] = by_logit.to(dtype) @ cast.weight
+        if entropy != "trained":
+            ctx.mark_non_differentiable(entropies)
+        ctx.save_for_backward(hidden, weight, token_ids)
+        ctx.slopes, ctx.cast, ctx.temperature, ctx.n_outputs = slopes, cast, temperature, 1 + (entropy == "trained")
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, token_ids = ctx.saved_tensors
+        factors = [gradient.unsqueeze(1) for gradient in given[: ctx.n_outputs]]
+        for_hidden = for_weight = for_bias = None
+        if ctx.needs_input_grad[0]:
+            for_hidden = torch.zeros_like(hidden)
+            for factor, slope in zip(factors, ctx.slopes, strict=True):
+                for_hidden += factor * slope
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dtype = ctx.cast.weight.dtype
+            for_weight, for_bias = torch.zeros_like(weight), weight.new_zeros(len(weight))
+            for part in _chunks(len(hidden), len(weight)):
+                inputs = hidden[part].to(dtype)
+                slopes = _Chunk(ctx.cast, inputs, token_ids[part], ctx.temperature).slopes(ctx.n_outputs)
+                for factor, slope in zip(factors, slopes, strict=True):
+                    by_logit = factor[part] * slope
+                    for_weight += by_logit.to(dtype).t() @ inputs
+                    for_bias += by_logit.sum(dim=0)
+        return for_hidden, for_weight, for_bias if ctx.needs_input_grad[2] else None, None, None, None, None
+
+
+class _Chunk:
+    """The distributions of a few tokens [t, vocabulary]."""
+
+    def __init__(self, head: Head, hidden: torch.Tensor, token_ids: torch.Tensor, temperature: float) -> None:
+        logits = head.logits(hidden)
+        self.scale = head.slope(logits) / temperature
+        self.token_ids = token_ids.unsqueeze(1)
+        # A logit of -inf, a token that can't be, would be NaN times its probability of 0.
+        self.logprobs = (logits / temperature).log_softmax(dim=1).clamp_(min=torch.finfo(logits.dtype).min)
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """[t]"""
+        return self.logprobs.gather(1, self.token_ids).squeeze(1)
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """[t]"""
+        negative: torch.Tensor = torch.linalg.vecdot(self.logprobs.exp(), self.logprobs)
+        return -negative
+
+    def slopes(self, n: int) -> Iterator[torch.Tensor]:
+        """Derivatives [t, vocabulary] of `chosen`, then of `entropy`, by the products of weight and hidden state."""
+        if n > 0:
+            by_logit = self.logprobs.exp().neg_()
+            by_logit.scatter_add_(1, self.token_ids, torch.ones_like(by_logit[:, :1]))
+            yield by_logit.mul_(self.scale)
+        if n > 1:
+            yield (self.logprobs + self.entropy.unsqueeze(1)).mul_(self.logprobs.exp()).mul_(self.scale).neg_()
+
+
+def _chunks(n_tokens: int, n_vocabulary: int) -> Iterator[slice]:
+    size = max(1, LOGITS_PER_CHUNK // n_vocabulary)
+    return (slice(start, start + size) for start in range(0, n_tokens, size))

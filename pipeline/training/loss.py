@@ -1,28 +1,27 @@
 """The GRPO loss of a micro-batch, normalized for the whole optimizer step.
 
-Sources: DeepSeekMath (arXiv 2402.03300, equations 3 and 4) for `grpo`, DAPO (arXiv 2503.14476) for `dapo` and
-asymmetric clipping, Dr. GRPO (arXiv 2503.20783) for `dr_grpo`, Schulman's "Approximating KL divergence" for k2 and
-k3. Deviations from the paper:
+Sources: DeepSeekMath (arXiv 2402.03300, equations 3 and 4) for `grpo`, DAPO (arXiv 2503.14476) for `dapo`, Dr. GRPO
+(arXiv 2503.20783) for `dr_grpo`, GSPO (arXiv 2507.18071) for `gspo`, MiniMax-M1 (arXiv 2506.13585) for `cispo`.
+Deviations from the papers:
 1. The importance ratio is taken against the trainer's own log-probabilities before its first step (`old`), not the
    sampling engine's; the mismatch between the two is corrected by a truncated weight on the policy term.
-2. k3 goes on linearly beyond a log-ratio of 20, where exp overflows: its gradient stays finite and still pulls
-   toward the reference.
-3. The KL is weighted with the detached ratio, which makes it right off-policy, and changes nothing on-policy.
-4. N and T count the whole optimizer step, so that cutting it into micro-batches changes nothing.
-5. The reference is the base model for the whole run; the paper renews it now and then.
-6. The log-ratio is held within 20 of 0, where exp would overflow; beyond, the policy term has no gradient.
+2. The KL of a token is weighted with that token's detached ratio, whatever the ratio of the policy term is: it is right
+   off-policy, and changes nothing on-policy.
+3. N and T count the whole optimizer step, so that cutting it into micro-batches changes nothing.
+4. The reference is the base model for the whole run; DeepSeekMath renews it now and then.
+5. The entropy bonus is put together like the tokens of the loss, not always as a mean over tokens.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pipeline.params import TrainingParams
-
-MAX_LOG_RATIO = 20.0
+from pipeline.training.kl import kl_estimate
+from pipeline.training.objective import clipped_tokens, importance_ratio, policy_objective
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,22 @@ class StepSize:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities [B, C] in nats of the completion tokens: four policies, four names."""
+    """Log-probabilities [B, C] in nats of the completion tokens: four policies, four names.
+
+    `entropy` [B, C] is that of the current policy, with its gradient; only an entropy bonus needs it.
+    """
 
     current: torch.Tensor
     old: torch.Tensor
     sampling: torch.Tensor
     reference: torch.Tensor | None
+    entropy: torch.Tensor | None = None
+
+    def masked(self, mask: torch.Tensor) -> TokenLogprobs:
+        """With 0 wherever `mask` is False: what stands there, be it NaN, reaches neither value nor gradient."""
+        values: dict[str, torch.Tensor | None] = vars(self)
+        kept: dict[str, Any] = {name: x if x is None else torch.where(mask, x, 0.0) for name, x in values.items()}
+        return TokenLogprobs(**kept)
 
 
 @dataclass(frozen=True)
@@ -60,34 +69,6 @@ class Loss:
     ratio_max: torch.Tensor
 
 
-def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
-    """min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), elementwise.
-
-    >>> clipped_objective(torch.tensor([1.5, 0.5]), torch.tensor([1.0, -1.0]), 0.2, 0.2)
-    tensor([ 1.2000, -0.8000])
-    """
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-
-
-def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
-    """KL of the policy to the reference at each token, from samples of the policy: k1, k2 or k3, in nats.
-
-    With d = reference - logprobs: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.
-
-    >>> kl_estimate(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -1.0]), "k3")
-    tensor([0.3679, 0.7183])
-    """
-    difference = reference - logprobs
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference.square() / 2
-    near = difference.clamp(max=MAX_LOG_RATIO)
-    # relu, and not difference - near, whose gradients, 1 and -1 times the slope, would swallow that of expm1.
-    beyond = torch.relu(difference - MAX_LOG_RATIO)
-    return torch.expm1(near) - near + math.expm1(MAX_LOG_RATIO) * beyond
-
-
 def aggregate(per_token: torch.Tensor, mask: torch.Tensor, loss: str, size: StepSize) -> torch.Tensor:
     """Put `per_token` [B, C] together over the tokens where `mask` is True, as `loss` does.
 
@@ -98,10 +79,10 @@ def aggregate(per_token: torch.Tensor, mask: torch.Tensor, loss: str, size: Step
     [6.0, 3.3333, 1.0]
     """
     masked = torch.where(mask, per_token, 0.0)
-    if loss == "grpo":
+    if loss in ("grpo", "gspo"):
         means = masked.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
         return means.sum() / size.n_completions
-    if loss == "dapo":
+    if loss in ("dapo", "cispo"):
         return masked.sum() / size.n_tokens
     return masked.sum() / (size.n_completions * size.max_completion_tokens)
 
@@ -111,38 +92,45 @@ def grpo_loss(
 ) -> Loss:
     """The loss of a micro-batch; the sum over the micro-batches of a step is the loss of the step.
 
+    It is minus the objective, plus `kl_coefficient` times the KL unless that is in the reward, minus
+    `entropy_coefficient` times the entropy.
+
     Args:
-        logprobs: [B, C] each; only `current` carries a gradient.
+        logprobs: [B, C] each; only `current` and `entropy` carry a gradient.
         advantages: [B], the same for every token of a completion.
         mask: [B, C], True where the loss applies.
         size: counts over the whole step.
-        params: the loss, its clipping and its KL.
+        params: the loss, its clipping, its KL and its entropy bonus.
     """
-    current, old, sampling = (
-        torch.where(mask, values, 0.0) for values in (logprobs.current, logprobs.old, logprobs.sampling)
-    )
-    ratio = (current - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    per_row = advantages.unsqueeze(1)
-    objective = clipped_objective(ratio, per_row, params.clip_low, params.clip_high)
+    logprobs, advantages = logprobs.masked(mask), advantages.unsqueeze(1)
+    log_ratio = logprobs.current - logprobs.old
+    is_per_completion = params.loss == "gspo"
+    ratio = importance_ratio(log_ratio, mask, is_per_completion)
+    objective = policy_objective(ratio, logprobs.current, advantages, params)
     if params.sampling_ratio_cap is not None:
-        log_weight = (old - sampling).detach().clamp(max=MAX_LOG_RATIO)
-        objective = objective * log_weight.exp().clamp(max=params.sampling_ratio_cap)
+        mismatch = importance_ratio((logprobs.old - logprobs.sampling).detach(), mask, is_per_completion)
+        objective = objective * mismatch.clamp(max=params.sampling_ratio_cap)
     policy_loss = -aggregate(objective, mask, params.loss, size)
-    loss, kl_sum = policy_loss, torch.zeros_like(policy_loss)
+
+    loss, kl = policy_loss, torch.zeros_like(ratio)
     if logprobs.reference is not None:
-        reference = torch.where(mask, logprobs.reference, 0.0)
-        kl = kl_estimate(current, reference, params.kl_estimator)
-        loss = loss + params.kl_coefficient * aggregate(ratio.detach() * kl, mask, params.loss, size)
-        kl_sum = kl.detach().sum()
+        kl = kl_estimate(logprobs.current, logprobs.reference, params.kl_estimator)
+        if params.kl_in == "loss":
+            weighted = importance_ratio(log_ratio.detach(), mask, is_per_completion=False) * kl
+            loss = loss + params.kl_coefficient * aggregate(weighted, mask, params.loss, size)
+    if params.entropy_coefficient > 0:
+        if logprobs.entropy is None:
+            raise ValueError("an entropy bonus needs the entropy of the tokens")
+        loss = loss - params.entropy_coefficient * aggregate(logprobs.entropy, mask, params.loss, size)
+
     with torch.no_grad():
-        is_low = mask & (per_row < 0) & (ratio < 1 - params.clip_low)
-        is_high = mask & (per_row > 0) & (ratio > 1 + params.clip_high)
+        is_low, is_high = clipped_tokens(ratio, advantages, params)
         return Loss(
             loss=loss,
             policy_loss=policy_loss.detach(),
-            kl_sum=kl_sum,
-            clip_low_sum=is_low.sum(),
-            clip_high_sum=is_high.sum(),
-            sampling_kl_sum=kl_estimate(sampling, old, "k3").sum(),
+            kl_sum=kl.detach().sum(),
+            clip_low_sum=(mask & is_low).sum(),
+            clip_high_sum=(mask & is_high).sum(),
+            sampling_kl_sum=kl_estimate(logprobs.sampling, logprobs.old, "k3").sum(),
             ratio_max=torch.where(mask, ratio, 0.0).max(),
         )

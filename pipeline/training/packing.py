@@ -1,8 +1,8 @@
 """Groups packed into one row: the prompt of a group is run once, and each of its completions attends to it.
 
-A packed row is prompt, completion, completion, ..., prompt, completion, ... without padding. A block mask lets a
-token see its own completion up to itself and that completion's prompt; positions go on from the prompt's end in
-each completion. With 8 completions of 16 tokens on a prompt of 45, that is a third of the tokens of padded rows.
+A packed row is prompt, completion, completion, ..., prompt, completion, ... without padding. A token sees its own
+completion up to itself and that completion's prompt; positions go on from the prompt's end in each completion. With 8
+completions of 16 tokens on a prompt of 45, that is a third of the tokens of padded rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.policy import Model
 from pipeline.training.batching import TrainingRow
-from pipeline.training.logprobs import TokenStatistics, token_statistics
+from pipeline.training.grouped_attention import Layout
 
 
 @dataclass(frozen=True)
@@ -27,24 +26,10 @@ class PackedRow:
 
     input_ids: torch.Tensor  # [1, L] int64
     position_ids: torch.Tensor  # [1, L] int64
-    attention_mask: torch.Tensor  # [1, 1, L, L] bool, True where the query (third) sees the key (fourth)
+    layout: Layout  # who sees whom
     predicting: torch.Tensor  # [T] int64, places in the row
     targets: torch.Tensor  # [T] int64, token ids
     lengths: list[int]
-
-
-def can_pack(model: Model) -> bool:
-    """Whether a block mask says all there is to say of who sees whom in `model`.
-
-    It does with plain attention in every layer; sliding windows, recurrent layers, and positions derived from the
-    mask (alibi) need rows of their own. Of the attention kernels sdpa alone is told by a Boolean mask who sees whom:
-    eager attention would add it to the scores as 0 and 1, without an error.
-    """
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    has_window = getattr(config, "sliding_window", None) is not None and "layer_types" not in config.to_dict()
-    is_plain = kinds == {"full_attention"} and not has_window and not getattr(config, "alibi", False)
-    return config._attn_implementation == "sdpa" and is_plain
 
 
 def cut_packed_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -73,53 +58,31 @@ def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
     """Pack `rows`, of which those of a group must stand side by side, on `device`."""
     ids: list[int] = []
     positions: list[int] = []
-    segments: list[int] = []  # which prompt or completion a token belongs to
-    parents: list[int] = []  # the segment of the prompt that it sees
+    prompts: list[range] = []  # places in the row
+    completions: list[range] = []
+    prompt_of_completion: list[int] = []
     predicting: list[int] = []
     targets: list[int] = []
-    prompt_segment, prompt_end, prompt = -1, -1, None
-    for number, row in enumerate(rows):
+    previous = None
+    for row in rows:
         n_prompt = len(row.prompt_token_ids)
-        if (row.group_id, row.prompt_token_ids) != prompt:
-            prompt, prompt_segment = (row.group_id, row.prompt_token_ids), 2 * number
+        if (row.group_id, row.prompt_token_ids) != previous:
+            previous = (row.group_id, row.prompt_token_ids)
+            prompts.append(range(len(ids), len(ids) + n_prompt))
             ids += row.prompt_token_ids
             positions += range(n_prompt)
-            segments += [prompt_segment] * n_prompt
-            parents += [prompt_segment] * n_prompt
-            prompt_end = len(ids) - 1
         seen = row.completion_token_ids[:-1]  # nothing is predicted from the last token
-        predicting += [prompt_end, *range(len(ids), len(ids) + len(seen))]
+        completions.append(range(len(ids), len(ids) + len(seen)))
+        prompt_of_completion.append(len(prompts) - 1)
+        predicting += [prompts[-1][-1], *completions[-1]]
         targets += row.completion_token_ids
         ids += seen
         positions += range(n_prompt, n_prompt + len(seen))
-        segments += [2 * number + 1] * len(seen)
-        parents += [prompt_segment] * len(seen)
-    segment, parent = torch.tensor(segments), torch.tensor(parents)
-    is_related = (segment[:, None] == segment) | (parent[:, None] == segment)
     return PackedRow(
         input_ids=torch.tensor([ids], device=device),
         position_ids=torch.tensor([positions], device=device),
-        attention_mask=is_related.tril()[None, None].to(device),
+        layout=Layout.of(prompts, completions, prompt_of_completion, device),
         predicting=torch.tensor(predicting, device=device),
         targets=torch.tensor(targets, device=device),
         lengths=[len(row.completion_token_ids) for row in rows],
-    )
-
-
-def packed_statistics(model: Model, packed: PackedRow, temperature: float) -> TokenStatistics:
-    """What `completion_statistics` gives for the same rows: [B, C], padded on the right with 0."""
-    with torch.autocast(packed.input_ids.device.type, dtype=torch.bfloat16):
-        output = model(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            attention_mask=packed.attention_mask,
-            use_cache=False,
-            logits_to_keep=packed.predicting,
-        )
-    flat = token_statistics(output.logits[0], packed.targets, temperature)
-    return TokenStatistics(
-        *(
-            torch.nn.utils.rnn.pad_sequence(list(torch.split(values, packed.lengths)), batch_first=True)
-            for values in flat
-        )
     )

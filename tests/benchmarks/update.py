@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import torch
 
 from pipeline.params import load_params
-from pipeline.policy import load_model
-from pipeline.training.batching import collate, cut_padded_rows, read_rows
-from pipeline.training.logprobs import TokenStatistics, completion_statistics
-from pipeline.training.packing import cut_packed_rows, pack_rows, packed_statistics
+from pipeline.policy import Model, load_model
+from pipeline.training.batching import read_rows
+from pipeline.training.forward import plan_update, prepare_model, row_statistics
 from tests.benchmarks.compare import in_turn, need, show
 
 
 def main(rounds: int = 3) -> None:
     """Both run every completion of data/rollouts.parquet once, with LoRA, and add up the same gradient."""
     need(["data/base", "data/policy", "data/rollouts.parquet"])
-    device = torch.device("cpu")
-    model = load_model(Path("data/policy"), Path("data/base"), device, is_trainable=True)
+    params = load_params().training
+    models = {"padded rows": load(), "packed groups": load()}
+    prepare_model(models["packed groups"])
     rollouts = pl.read_parquet("data/rollouts.parquet").head(64)
     rows = read_rows(rollouts.with_columns(advantage=1.0, is_truncated=False), mask_truncated=False)
-    limit, everything = load_params().training.max_tokens_per_microbatch, range(len(rows))
 
-    def run(batches: list[list[int]], statistics: Callable[[list[int]], TokenStatistics]) -> None:
-        for indices in batches:
-            statistics(indices).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    def run(model: Model) -> None:
+        for step in plan_update(model, rows, params.model_copy(update={"epochs": 1, "minibatches": 1})):
+            for indices in step.micro_batches:
+                statistics = row_statistics(model, [rows[index] for index in indices], temperature=1.0)
+                statistics.logprobs.sum().backward()  # type: ignore[no-untyped-call]
         model.zero_grad()
 
-    def padded(indices: list[int]) -> TokenStatistics:
-        return completion_statistics(model, collate([rows[i] for i in indices], device), 1.0)
-
-    def packed(indices: list[int]) -> TokenStatistics:
-        return packed_statistics(model, pack_rows([rows[i] for i in indices], device), 1.0)
-
-    functions = {
-        "padded rows": lambda: run(cut_padded_rows(rows, everything, limit), padded),
-        "packed groups": lambda: run(cut_packed_rows(rows, everything, limit), packed),
-    }
+    functions = {name: partial(run, model) for name, model in models.items()}
     show("forward and backward, 64 completions", in_turn(functions, rounds), "padded rows")
+
+
+def load() -> Model:
+    """The policy to be trained; before it is made ready, it takes padded rows."""
+    return load_model(Path("data/policy"), Path("data/base"), torch.device("cpu"), is_trainable=True)

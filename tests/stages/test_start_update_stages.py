@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from pipeline.errors import BadInput
-from pipeline.params import Params, load_params
+from pipeline.params import Params, TrainingParams, load_params
+from pipeline.training import checks
 from pipeline.training.batching import TrainingRow
 from pipeline.training.state import TrainerState, load_state
-from stages import paths, start, update
+from stages import paths, start
 from tests.stage_runs import write_params
 
 
@@ -69,19 +70,21 @@ def model_of(n_tokens: int, n_numbers: int) -> Any:
 def test_a_token_beyond_the_vocabulary_is_named(prompt: list[int], completion: list[int], bad: int) -> None:
     rows = [TrainingRow("0000/p/0", "0000/p", prompt, completion, [-1.0], 1.0)]
     with pytest.raises(BadInput, match=rf"0000/p/0 has the token id {bad}, and the policy knows 0 to 9"):
-        update._check_tokens(rows, model_of(10, 1))
-    update._check_tokens([TrainingRow("c", "g", [0], [9], [-1.0], 1.0)], model_of(10, 1))
+        checks.check_tokens(rows, model_of(10, 1))
+    checks.check_tokens([TrainingRow("c", "g", [0], [9], [-1.0], 1.0)], model_of(10, 1))
 
 
 def test_a_disk_too_small_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=27_999))
-    # 1,000 numbers of 2 + 3 x 4 bytes, in data/ and in the cache: 28,000 bytes.
-    with pytest.raises(BadInput, match=r"it needs 0\.0 GB for the next policy and state"):
-        update._check_disk(model_of(10, 1_000), "lora")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=28_000))
-    update._check_disk(model_of(10, 1_000), "lora")
+    # 1,000 numbers of 2 + 3 x 4 bytes, in data/ and in the cache: 28,000 bytes; and two checkpoints of 3 x 4: 24,000.
+    for minutes, needed in ((None, 28_000), (5.0, 52_000)):
+        training = TrainingParams(learning_rate=1.0, checkpoint_minutes=minutes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=needed - 1: SimpleNamespace(free=free))
+        with pytest.raises(BadInput, match=r"it needs 0\.0 GB for the next policy and state"):
+            checks.check_disk(model_of(10, 1_000), training, paths.DATA)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=needed: SimpleNamespace(free=free))
+        checks.check_disk(model_of(10, 1_000), training, paths.DATA)
 
 
 def test_full_fine_tuning_says_what_it_writes(
@@ -89,17 +92,17 @@ def test_full_fine_tuning_says_what_it_writes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    update._check_disk(model_of(10, 100_000_000), "full")
-    assert "full fine-tuning writes 2.8 GB in this iteration" in capsys.readouterr().out
+    checks.check_disk(model_of(10, 100_000_000), TrainingParams(method="full", learning_rate=1.0), paths.DATA)
+    assert "full fine-tuning writes 5.2 GB in this iteration" in capsys.readouterr().out
 
 
 def test_a_next_policy_that_is_not_finite_is_refused() -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0, 3.4e38]))  # beyond the largest bfloat16, 3.39e38
     model: Any = SimpleNamespace(named_parameters=lambda: [("lora_B", weight)])
     with pytest.raises(BadInput, match=r"data/next_policy: lora_B of the next policy is not finite"):
-        update._check_finite(model)
+        checks.check_finite(model)
     weight.data = torch.tensor([1.0, 3.3e38])
-    update._check_finite(model)
+    checks.check_finite(model)
 
 
 def test_a_fresh_optimizer_keeps_the_parents_count_of_steps(parent: str) -> None:

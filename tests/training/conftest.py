@@ -74,6 +74,5 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Both ways to lay out a micro-batch: packed, as models like the tiny one allow, and padded, as others need."""
     layout = str(request.param)
     if layout == "padded":
-        for module in ("pipeline.training.trainer", "tests.tiny_updates"):
-            monkeypatch.setattr(f"{module}.can_pack", lambda _: False)
+        monkeypatch.setattr("pipeline.training.forward.supports_grouped_attention", lambda _: False)
     return layout

@@ -1,311 +1,285 @@
-"""Log-probabilities and entropies of completion tokens, padded and packed, against one plain forward per row."""
+"""Log-probabilities and entropies of completion tokens, and their gradients, from the head's input."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.policy import Model
-from pipeline.training.batching import Batch, TrainingRow, collate
-from pipeline.training.logprobs import TokenStatistics, completion_statistics, token_statistics
-from pipeline.training.packing import can_pack, pack_rows, packed_statistics
-from tests.tiny_updates import CPU, TEMPERATURE, VOCABULARY, load_trainable, random_rows
+from pipeline.training import logprobs
+from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "golden" / "loss.json").read_text())}
-TOLERANCE = 2e-5
-"""In float32, with logits of up to about 20."""
+
+HEADS = {
+    "plain": {},
+    "scaled": {"scale": 0.5},
+    "capped": {"cap": 3.0},
+    "scaled and capped": {"scale": 2.0, "cap": 5.0},
+}
+"""Settings of a `Head`: all ways in which models make logits of products."""
 
 
-@pytest.fixture
-def model(policy: Path, base: Path) -> Model:
-    return load_trainable(policy, base)
+def of_logits(logits: torch.Tensor, token_ids: list[int], temperature: float) -> TokenStatistics:
+    """Statistics of given `logits` [T, vocabulary]: the head is the identity."""
+    head = Head(torch.eye(logits.shape[1], dtype=logits.dtype))
+    return token_statistics(logits, head, torch.tensor(token_ids), temperature)
 
 
-def plain_logprobs(model: Model, row: TrainingRow) -> torch.Tensor:
-    """[C] in float64: the whole sequence alone, without mask, padding or positions."""
-    ids = torch.tensor([row.prompt_token_ids + row.completion_token_ids])
-    logits: torch.Tensor = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
-    places = torch.arange(len(row.completion_token_ids))
-    return (logits.double() / TEMPERATURE).log_softmax(dim=-1)[places, row.completion_token_ids]
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def padded(model: Model, rows: list[TrainingRow]) -> TokenStatistics:
-    return completion_statistics(model, collate(rows, CPU), TEMPERATURE)
+def draw_ids(n: int, n_vocabulary: int) -> torch.Tensor:
+    return torch.randint(n_vocabulary, (n,), generator=torch.Generator().manual_seed(9))
 
 
-def packed(model: Model, rows: list[TrainingRow]) -> TokenStatistics:
-    return packed_statistics(model, pack_rows(rows, CPU), TEMPERATURE)
+def cut_in_chunks(monkeypatch: pytest.MonkeyPatch, n_tokens: int, n_vocabulary: int) -> None:
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", n_tokens * n_vocabulary)
 
 
-LAYOUTS = [pytest.param(padded, id="padded"), pytest.param(packed, id="packed")]
-
-
-# --- statistics of logits
+# --- values
 
 
 def test_case_temperature() -> None:
     case = CASES["temperature"]
-    logits, token = torch.tensor([case["logits"]]), torch.tensor([case["token"]])
-    assert token_statistics(logits, token, case["temperature"]).logprobs.item() == pytest.approx(
-        case["logprob"], abs=1e-6
-    )
+    found = of_logits(torch.tensor([case["logits"]]), [case["token"]], case["temperature"])
+    assert found.logprobs.item() == pytest.approx(case["logprob"], abs=1e-6)
 
 
 def test_entropy_by_hand() -> None:
     # Probabilities 1/2, 1/4, 1/4: log 2 / 2 + 2 * log 4 / 4 = 1.5 log 2. A uniform distribution over 3: log 3.
-    logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log()
-    found = token_statistics(logits, torch.tensor([1, 2]), 1.0)
+    found = of_logits(torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log(), [1, 2], 1.0)
     assert found.entropy.tolist() == pytest.approx([1.5 * math.log(2), math.log(3)])
     assert found.logprobs.tolist() == pytest.approx([math.log(0.25), -math.log(3)])
 
 
 def test_entropy_is_that_after_temperature() -> None:
     # Logits log 4 and 0 at temperature 2 are log 2 and 0: probabilities 2/3 and 1/3.
-    found = token_statistics(torch.tensor([[math.log(4), 0.0]]), torch.tensor([0]), 2.0)
+    found = of_logits(torch.tensor([[math.log(4), 0.0]]), [0], 2.0)
     assert found.entropy.item() == pytest.approx(-(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3))
 
 
-def test_float64_agrees() -> None:
-    logits = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0)) * 8
-    tokens = torch.randint(50, (3, 4), generator=torch.Generator().manual_seed(1))
-    found = token_statistics(logits, tokens, 0.7)
-    expected = (logits.double() / 0.7).log_softmax(-1)
-    assert torch.allclose(found.logprobs.double(), expected.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), atol=1e-5)
-    assert torch.allclose(found.entropy.double(), -(expected.exp() * expected).sum(-1), atol=1e-5)
+def test_a_head_by_hand() -> None:
+    # Products 2 * 3 + 1 = 7 and 2 * -1 - 2 = -4, halved 3.5 and -2, capped at 4: 4 tanh(0.875) and 4 tanh(-0.5).
+    head = Head(torch.tensor([[3.0], [-1.0]]), bias=torch.tensor([1.0, -2.0]), scale=0.5, cap=4.0)
+    expected = [4 * math.tanh(0.875), 4 * math.tanh(-0.5)]
+    assert head.logits(torch.tensor([[2.0]]))[0].tolist() == pytest.approx(expected)
+    found = token_statistics(torch.tensor([[2.0]]), head, torch.tensor([1]), temperature=1.0)
+    assert found.logprobs.item() == pytest.approx(-math.log1p(math.exp(expected[0] - expected[1])))
 
 
-def test_bfloat16_logits_are_summed_in_float32() -> None:
-    logits = torch.zeros(1, 1000, dtype=torch.bfloat16)
-    found = token_statistics(logits, torch.tensor([5]), 1.0)
+@pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
+def test_float64_agrees(settings: dict[str, float]) -> None:
+    hidden, weight, bias, ids = draw(12, 8), draw(50, 8, seed=1) * 3, draw(50, seed=2), draw_ids(12, 50)
+    found = token_statistics(hidden.float(), Head(weight.float(), bias.float(), **settings), ids, 0.7)
+    expected = (Head(weight, bias, **settings).logits(hidden) / 0.7).log_softmax(1)
+    assert found.logprobs.dtype == found.entropy.dtype == torch.float32
+    assert torch.allclose(found.logprobs.double(), expected.gather(1, ids[:, None])[:, 0], atol=2e-5)
+    assert torch.allclose(found.entropy.double(), -(expected.exp() * expected).sum(1), atol=2e-5)
+
+
+def test_float64_stays_float64() -> None:
+    found = of_logits(draw(3, 5), [0, 1, 2], 1.0)
+    assert found.logprobs.dtype == found.entropy.dtype == torch.float64
+
+
+def test_bfloat16_products_are_summed_in_float32() -> None:
+    found = of_logits(torch.zeros(1, 1000, dtype=torch.bfloat16), [5], 1.0)
     assert found.logprobs.dtype == found.entropy.dtype == torch.float32
     assert found.logprobs.item() == pytest.approx(-math.log(1000), abs=1e-6)
+    assert found.entropy.item() == pytest.approx(math.log(1000), abs=1e-5)
+
+
+def test_autocast_says_the_type_of_the_products() -> None:
+    # In bfloat16 1.001 is 1: the logits are 1 and 0, not 1.001 and 0.
+    hidden, head, ids = torch.tensor([[1.001, 0.0]]), Head(torch.eye(2)), torch.tensor([0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = token_statistics(hidden, head, ids, 1.0)
+    assert found.logprobs.dtype == torch.float32
+    assert found.logprobs.item() == pytest.approx(-math.log1p(math.exp(-1)), abs=1e-6)
+    exact = token_statistics(hidden, head, ids, 1.0)
+    assert exact.logprobs.item() == pytest.approx(-math.log1p(math.exp(-1.001)), abs=1e-6)
+
+
+def test_an_entropy_left_out_is_0() -> None:
+    logits = draw(4, 5)
+    found = token_statistics(logits, Head(torch.eye(5, dtype=torch.float64)), torch.arange(4), 0.7, "left_out")
+    assert found.entropy.tolist() == [0.0] * 4
+    assert torch.equal(found.logprobs, of_logits(logits, [0, 1, 2, 3], 0.7).logprobs)
+
+
+# --- gradients
 
 
 def test_gradient_of_a_logprob() -> None:
     # Probabilities 2/3 and 1/3: the gradient is (one-hot - probabilities) / temperature; the entropy has none.
     logits = torch.tensor([[2 * math.log(2), 0.0]], requires_grad=True)
-    found = token_statistics(logits, torch.tensor([0]), 2.0)
+    found = of_logits(logits, [0], 2.0)
     assert not found.entropy.requires_grad
     (gradient,) = torch.autograd.grad(found.logprobs.sum(), logits)
     assert gradient[0].tolist() == pytest.approx([1 / 6, -1 / 6])
 
 
-# --- statistics of rows
+@pytest.mark.parametrize("entropy", get_args(Entropy))
+@pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
+def test_gradients_are_those_of_finite_differences(
+    settings: dict[str, float], entropy: Entropy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_in_chunks(monkeypatch, 2, 6)
+    ids = draw_ids(5, 6)
+
+    def statistics(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = token_statistics(hidden, Head(weight, bias, **settings), ids, 0.7, entropy)
+        return found if entropy == "trained" else found[:1]
+
+    inputs = draw(5, 3), draw(6, 3, seed=1), draw(6, seed=2)
+    assert torch.autograd.gradcheck(statistics, [values.requires_grad_() for values in inputs])
 
 
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("statistics", LAYOUTS)
-def test_a_plain_forward_of_each_row_alone_agrees(statistics: Any, model: Model) -> None:
-    rows = random_rows(n_groups=3, group_size=3)
-    found = statistics(model, rows)
-    for i, row in enumerate(rows):
-        ours = found.logprobs[i, : len(row.completion_token_ids)]
-        assert torch.allclose(ours.double(), plain_logprobs(model, row), atol=TOLERANCE)
+@pytest.mark.parametrize("trained", [[0], [1], [2], [0, 1], [0, 2], [1, 2]])
+def test_a_gradient_does_not_depend_on_what_else_is_trained(trained: list[int]) -> None:
+    def gradients(trained: list[int]) -> dict[int, torch.Tensor]:
+        inputs = [draw(5, 3), draw(6, 3, seed=1), draw(6, seed=2)]
+        chosen = [inputs[i].requires_grad_() for i in trained]
+        found = token_statistics(inputs[0], Head(inputs[1], inputs[2]), draw_ids(5, 6), 0.7, "trained")
+        return dict(
+            zip(trained, torch.autograd.grad((found.logprobs - 0.3 * found.entropy).sum(), chosen), strict=True)
+        )
+
+    every = gradients([0, 1, 2])
+    assert all(torch.allclose(gradient, every[i]) for i, gradient in gradients(trained).items())
 
 
-@pytest.mark.usefixtures("in_float32")
-def test_packed_is_padded(model: Model) -> None:
-    rows = random_rows(n_groups=4, group_size=4, seed=3)
-    mask = collate(rows, CPU).completion_mask
-    for ours, theirs in zip(packed(model, rows), padded(model, rows), strict=True):
-        assert torch.allclose(ours[mask], theirs[mask], atol=TOLERANCE)
+@pytest.mark.parametrize("n_per_chunk", [0.5, 1, 3, 4, 7, 100])
+@pytest.mark.parametrize("n_tokens", [0, 1, 7])
+def test_chunking_changes_nothing(n_tokens: int, n_per_chunk: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[torch.Tensor]:
+        inputs = [draw(n_tokens, 3), draw(20, 3, seed=1), draw(20, seed=2)]
+        hidden, weight, bias = (values.requires_grad_() for values in inputs)
+        head = Head(weight, bias, scale=0.5, cap=3.0)
+        found = token_statistics(hidden, head, draw_ids(n_tokens, 20), 0.7, "trained")
+        factor = draw(n_tokens, seed=3)
+        return [*found, *torch.autograd.grad((factor * (found.logprobs + 0.1 * found.entropy)).sum(), inputs)]
+
+    whole = run()
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", int(n_per_chunk * 20))
+    for ours, theirs in zip(run(), whole, strict=True):
         assert ours.shape == theirs.shape
+        assert torch.allclose(ours, theirs, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("statistics", LAYOUTS)
-def test_gradients_are_those_of_plain_forwards(statistics: Any, model: Model) -> None:
-    rows = random_rows(n_groups=2, group_size=3)
-    mask = collate(rows, CPU).completion_mask
-    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))[mask]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    ours = torch.autograd.grad((statistics(model, rows).logprobs[mask] * weights).sum(), trainable)
-    plain = torch.cat([plain_logprobs(model, row) for row in rows])
-    theirs = torch.autograd.grad((plain * weights).sum(), trainable)
-    for our, their in zip(ours, theirs, strict=True):
-        assert (our - their).norm() <= 1e-4 * their.norm()
+@pytest.mark.parametrize("entropy", get_args(Entropy))
+def test_a_token_that_cannot_be_makes_nothing_nan(entropy: Entropy) -> None:
+    # Logits log 2, 0 and -inf: probabilities 2/3, 1/3 and 0.
+    hidden = torch.ones(1, 1, requires_grad=True)
+    weight = torch.tensor([[math.log(2)], [0.0], [0.0]], requires_grad=True)
+    bias = torch.tensor([0.0, 0.0, -math.inf], requires_grad=True)
+    found = token_statistics(hidden, Head(weight, bias), torch.tensor([0]), 1.0, entropy)
+    assert found.logprobs.item() == pytest.approx(math.log(2 / 3))
+    by_hand = -(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3)
+    assert found.entropy.item() == pytest.approx(0.0 if entropy == "left_out" else by_hand)
+    total = found.logprobs.sum() + (found.entropy.sum() if entropy == "trained" else 0.0)
+    for_hidden, for_weight, for_bias = torch.autograd.grad(total, [hidden, weight, bias])
+    # Of the log-probability 1/3, -1/3 and 0. Of the entropy -p (log p + entropy), with log p_1 - log p_2 = log 2:
+    # -2/3 * (log p_1 + entropy) = -2/9 log 2, and as much the other way.
+    step = 1 / 3 - (2 / 9 * math.log(2) if entropy == "trained" else 0.0)
+    assert for_bias.tolist() == pytest.approx([step, -step, 0.0], abs=1e-7)
+    assert for_weight[:, 0].tolist() == pytest.approx([step, -step, 0.0], abs=1e-7)
+    assert for_hidden.item() == pytest.approx(step * math.log(2))
 
 
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("statistics", LAYOUTS)
-def test_a_completion_does_not_depend_on_its_mates(statistics: Any, model: Model) -> None:
-    row = random_rows(n_groups=1, group_size=1)[0]
-    n = len(row.completion_token_ids)
-    mates = [
-        *random_rows(n_groups=2, group_size=3, seed=1)[3:],
-        replace(row, completion_id="twin", completion_token_ids=[9] * 11, sampling_logprobs=[-1.0] * 11),
-        replace(row, completion_id="other", group_id="other", prompt_token_ids=[4] * 17),
-    ]
-    alone = statistics(model, [row])
-    for place in range(len(mates) + 1):
-        together = statistics(model, [*mates[:place], row, *mates[place:]])
-        for ours, theirs in zip(together, alone, strict=True):
-            assert torch.allclose(ours[place, :n], theirs[0, :n], atol=TOLERANCE)
+def test_the_logprob_of_a_token_that_cannot_be_is_finite() -> None:
+    found = of_logits(torch.tensor([[0.0, 0.0]]), [0], 1.0)
+    head = Head(torch.zeros(2, 1), bias=torch.tensor([0.0, -math.inf]))
+    found = token_statistics(torch.zeros(1, 1), head, torch.tensor([1]), 1.0)
+    assert found.logprobs.item() == torch.finfo(torch.float32).min
+    assert found.entropy.item() == 0.0
 
 
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("statistics", LAYOUTS)
-def test_learned_positions_begin_at_the_first_token(statistics: Any) -> None:
-    """Rotary positions are relative, and would not notice an offset."""
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
-    model = GPT2LMHeadModel(config).eval()
-    rows = random_rows(n_groups=3, group_size=2)
-    found = statistics(model, rows)
-    for i, row in enumerate(rows):
-        ours = found.logprobs[i, : len(row.completion_token_ids)]
-        assert torch.allclose(ours.double(), plain_logprobs(model, row), atol=TOLERANCE)
+@pytest.mark.parametrize("margin", [0.0, 4.0, 8.0, 16.0])
+def test_a_bfloat16_gradient_is_near_the_float32_one(margin: float) -> None:
+    """Near a probability of 1, one minus it would be 0 in bfloat16, whose numbers there are 1/256 apart."""
+    hidden = torch.tensor([[1.0, margin]])  # these, and the logits they give, are numbers of bfloat16
+    head = Head(torch.tensor([[1.0, 1.0], [0.5, 0.0], [-2.0, 0.0]]))
+
+    def gradients() -> list[torch.Tensor]:
+        inputs = [hidden.clone().requires_grad_(), head.weight.clone().requires_grad_()]
+        found = token_statistics(inputs[0], replace(head, weight=inputs[1]), torch.tensor([0]), 1.0)
+        return list(torch.autograd.grad(found.logprobs.sum(), inputs))
+
+    exact = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = gradients()
+    for ours, theirs in zip(rounded, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() <= 2**-7 * theirs.norm()
 
 
-@pytest.mark.usefixtures("in_float32")
-def test_the_ids_at_padding_change_nothing(model: Model) -> None:
-    rows = random_rows(n_groups=4, group_size=2)
-    batch = collate(rows, CPU)
-    noise = torch.randint(VOCABULARY, batch.input_ids.shape, generator=torch.Generator().manual_seed(0))
-    is_padding = batch.attention_mask == 0
-    assert is_padding[:, 0].any(), "some on the left"
-    assert is_padding[:, -1].any(), "and some on the right"
-    n_prompt = batch.input_ids.shape[1] - batch.completion_ids.shape[1]
-    noisy_ids = torch.where(is_padding, noise, batch.input_ids)
-    noisy = replace(batch, input_ids=noisy_ids, completion_ids=noisy_ids[:, n_prompt:])
-    for ours, theirs in zip(*(completion_statistics(model, b, TEMPERATURE) for b in (noisy, batch)), strict=True):
-        assert torch.allclose(ours[batch.completion_mask], theirs[batch.completion_mask], atol=1e-6)
+# --- memory
 
 
-@pytest.mark.usefixtures("in_float32")
-def test_wider_padding_changes_nothing(model: Model) -> None:
-    batch = collate(random_rows(n_groups=2), CPU)
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest tensor with a dimension of a given size that any operation makes."""
 
-    def widen(values: torch.Tensor, left: int, right: int) -> torch.Tensor:
-        return torch.nn.functional.pad(values, (left, right))
+    def __init__(self, dimension: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dimension, self.largest = dimension, 0
 
-    wide = Batch(
-        input_ids=widen(batch.input_ids, 5, 3),
-        attention_mask=widen(batch.attention_mask, 5, 3),
-        position_ids=widen(batch.position_ids, 5, 3),
-        completion_ids=widen(batch.completion_ids, 0, 3),
-        completion_mask=widen(batch.completion_mask, 0, 3),
-        sampling_logprobs=widen(batch.sampling_logprobs, 0, 3),
-        advantages=batch.advantages,
-    )
-    ours, theirs = (completion_statistics(model, b, TEMPERATURE).logprobs[b.completion_mask] for b in (wide, batch))
-    assert torch.allclose(ours, theirs, atol=TOLERANCE)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(value, torch.Tensor) and self.dimension in value.shape:
+                self.largest = max(self.largest, value.numel())
+        return out
 
 
-@pytest.mark.parametrize("statistics", LAYOUTS)
-def test_padding_is_finite(statistics: Any, model: Model) -> None:
-    """A gradient of 0 times an infinite value would be NaN."""
-    for values in statistics(model, random_rows(n_groups=3, group_size=3)):
-        assert torch.isfinite(values).all()
+N_VOCABULARY = 1009
+"""A size that nothing else has."""
 
 
-# --- precision and cost
+@pytest.fixture(params=get_args(Entropy))
+def entropy(request: pytest.FixtureRequest) -> Entropy:
+    found: Entropy = request.param
+    return found
 
 
-@pytest.fixture
-def head_calls(model: Model) -> Iterator[list[tuple[torch.Size, torch.dtype]]]:
-    """Shape and precision of every output of the head."""
-    calls: list[tuple[torch.Size, torch.dtype]] = []
-    hook = model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: calls.append((out.shape, out.dtype)))
-    yield calls
-    hook.remove()
+@pytest.mark.parametrize("n_tokens", [16, 64])
+@pytest.mark.parametrize("is_head_trained", [False, True])
+def test_no_tensor_grows_with_tokens_and_vocabulary(
+    n_tokens: int, is_head_trained: bool, entropy: Entropy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_in_chunks(monkeypatch, 8, N_VOCABULARY)
+    hidden = draw(n_tokens, 4, dtype=torch.float32).requires_grad_()
+    weight = draw(N_VOCABULARY, 4, seed=1, dtype=torch.float32).requires_grad_(is_head_trained)
+    with Sizes(N_VOCABULARY) as sizes:
+        found = token_statistics(hidden, Head(weight), draw_ids(n_tokens, N_VOCABULARY), 1.0, entropy)
+        torch.autograd.backward(found.logprobs.sum())
+    assert sizes.largest == 8 * N_VOCABULARY
 
 
-def test_the_head_sees_completion_positions_alone(model: Model, head_calls: list[Any]) -> None:
-    rows = random_rows(n_groups=2)
-    padded(model, rows)
-    packed(model, rows)
-    lengths = [len(row.completion_token_ids) for row in rows]
-    assert [shape for shape, _ in head_calls] == [
-        (len(rows), max(lengths) + 1, VOCABULARY),
-        (1, sum(lengths), VOCABULARY),
-    ]
+@pytest.mark.parametrize("n_tokens", [16, 64])
+@pytest.mark.parametrize("is_head_trained", [False, True])
+def test_nothing_of_the_vocabulary_is_kept_but_the_head(n_tokens: int, is_head_trained: bool, entropy: Entropy) -> None:
+    hidden = draw(n_tokens, 4, dtype=torch.float32).requires_grad_()
+    weight = draw(N_VOCABULARY, 4, seed=1, dtype=torch.float32).requires_grad_(is_head_trained)
+    saved: list[torch.Tensor] = []
 
+    def save(values: torch.Tensor) -> torch.Tensor:
+        saved.append(values)
+        return values
 
-def test_float32_masters_run_in_bfloat16(model: Model, head_calls: list[Any]) -> None:
-    assert {value.dtype for value in model.parameters() if value.requires_grad} == {torch.float32}
-    padded(model, random_rows(n_groups=1))
-    packed(model, random_rows(n_groups=1))
-    assert [dtype for _, dtype in head_calls] == [torch.bfloat16, torch.bfloat16]
-
-
-def test_a_packed_row_runs_each_prompt_once() -> None:
-    rows = random_rows(n_groups=2, group_size=3)
-    n_prompt = len(rows[0].prompt_token_ids) + len(rows[3].prompt_token_ids)
-    n_completion = sum(len(row.completion_token_ids) - 1 for row in rows)  # nothing follows a last token
-    assert pack_rows(rows, CPU).input_ids.shape == (1, n_prompt + n_completion)
-
-
-def test_a_packed_row_by_hand() -> None:
-    rows = [
-        TrainingRow("a/0", "a", [11, 12], [21, 22], [0.0] * 2, 0.0),
-        TrainingRow("a/1", "a", [11, 12], [23, 24], [0.0] * 2, 0.0),
-        TrainingRow("b/0", "b", [13], [25], [0.0], 0.0),
-    ]
-    found = pack_rows(rows, CPU)
-    assert found.input_ids.tolist() == [[11, 12, 21, 23, 13]]
-    assert found.position_ids.tolist() == [[0, 1, 2, 2, 0]]
-    assert found.attention_mask[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 0, 1, 0],  # the second completion sees the prompt, not the first completion
-        [0, 0, 0, 0, 1],
-    ]
-    assert found.predicting.tolist() == [1, 2, 1, 3, 4]
-    assert found.targets.tolist() == [21, 22, 23, 24, 25]
-    assert found.lengths == [2, 2, 1]
-
-
-# --- which models can be packed
-
-
-class Config:
-    """What `can_pack` asks of a model's config."""
-
-    def __init__(self, attention: str, **settings: Any) -> None:
-        self._attn_implementation = attention
-        self.__dict__.update(settings)
-
-    def get_text_config(self) -> Config:
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.__dict__
-
-
-@pytest.mark.parametrize(
-    ("config", "can"),
-    [
-        (Config("sdpa"), True),
-        (Config("sdpa", sliding_window=None), True),
-        (Config("sdpa", layer_types=["full_attention"] * 2, sliding_window=4096), True),
-        (Config("sdpa", layer_types=["full_attention", "sliding_attention"]), False),
-        (Config("sdpa", layer_types=["full_attention", "linear_attention"]), False),
-        (Config("sdpa", sliding_window=4096), False),
-        (Config("sdpa", alibi=True), False),
-        (Config("eager"), False),
-        (Config("flash_attention_2"), False),
-    ],
-)
-def test_models_that_can_be_packed(config: Config, can: bool) -> None:
-    assert can_pack(type("Packed", (), {"config": config})()) is can
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.usefixtures("in_float32")
-def test_what_can_be_packed_is_packed_right(attention: str, base: Path) -> None:
-    model = load_trainable(base, base)
-    model.set_attn_implementation(attention)
-    rows = random_rows()
-    mask = collate(rows, CPU).completion_mask
-    is_right = torch.allclose(packed(model, rows).logprobs[mask], padded(model, rows).logprobs[mask], atol=TOLERANCE)
-    assert is_right or not can_pack(model)
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda values: values):
+        found = token_statistics(hidden, Head(weight), draw_ids(n_tokens, N_VOCABULARY), 1.0, entropy)
+    alive = [value for value in gc.get_objects() if type(value) is torch.Tensor]  # on the context, or anywhere
+    of_vocabulary = [value for value in [*saved, *alive] if N_VOCABULARY in value.shape]
+    assert any(value is weight for value in of_vocabulary), "what is alive is seen"
+    assert {value.data_ptr() for value in of_vocabulary} == {weight.data_ptr()}
+    assert found.logprobs.requires_grad

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.params import TrainingParams
-from pipeline.training.loss import Loss, StepSize, TokenLogprobs, aggregate, clipped_objective, grpo_loss, kl_estimate
+from pipeline.training.loss import Loss, StepSize, TokenLogprobs, aggregate, grpo_loss
+from pipeline.training.objective import clipped_objective
 from tests.slow_loss import (
-    AGGREGATIONS,
+    LOSSES,
     MicroBatch,
+    binding,
     double,
     draw_micro_batch,
     params_of,
@@ -22,16 +28,29 @@ from tests.slow_loss import (
     slow_sums,
 )
 
-CHOICES = [
-    params_of(loss, kl_estimator=estimator, sampling_ratio_cap=cap, kl_coefficient=0.3, clip_low=0.2, clip_high=0.28)
-    for loss, estimator, cap in itertools.product(AGGREGATIONS, ("k2", "k3"), (None, 1.3))
-]
-each_choice = pytest.mark.parametrize(
-    "params", CHOICES, ids=lambda p: f"{p.loss}-{p.kl_estimator}-{p.sampling_ratio_cap}"
-)
-each_aggregation = pytest.mark.parametrize("loss", AGGREGATIONS)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"kl_coefficient": 0.0},
+    "k2": {"kl_coefficient": 0.3, "kl_estimator": "k2"},
+    "k3": {"kl_coefficient": 0.3},
+    "KL in the reward": {"kl_coefficient": 0.3, "kl_in": "reward"},
+    "sampling correction": {"kl_coefficient": 0.0, "sampling_ratio_cap": 1.3},
+    "dual clip": {"kl_coefficient": 0.0, "dual_clip": 1.1},
+    "entropy bonus": {"kl_coefficient": 0.0, "entropy_coefficient": 0.2},
+    "all": {"kl_coefficient": 0.3, "sampling_ratio_cap": 1.3, "dual_clip": 1.1, "entropy_coefficient": 0.2},
+}
+
+
+def choice(loss: str, option: str) -> TrainingParams:
+    changes = OPTIONS[option]
+    return binding(loss, **(changes | {"dual_clip": None} if loss == "cispo" else changes))
+
+
+CHOICES = {f"{loss}-{option}": choice(loss, option) for loss in LOSSES for option in OPTIONS}
+each_choice = pytest.mark.parametrize("params", CHOICES.values(), ids=CHOICES)
+each_loss = pytest.mark.parametrize("loss", LOSSES)
 
 METRICS = ("kl_sum", "clip_low_sum", "clip_high_sum", "sampling_kl_sum", "ratio_max")
+seeds = st.integers(0, 10_000)
 
 
 def gradient(value: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -55,7 +74,7 @@ def test_a_slow_loop_agrees(params: TrainingParams) -> None:
         batch = draw_micro_batch(seed, far=0.2)
         found = batch.loss(params)
         assert found.loss.item() == pytest.approx(slow_loss(batch, params), rel=1e-9, abs=1e-12)
-        policy_loss = slow_loss(batch, params.model_copy(update={"kl_coefficient": 0.0}))
+        policy_loss = slow_loss(batch, params.model_copy(update={"kl_coefficient": 0.0, "entropy_coefficient": 0.0}))
         assert found.policy_loss.item() == pytest.approx(policy_loss, rel=1e-9, abs=1e-12)
         sums = slow_sums(batch, params)
         assert [getattr(found, name).item() for name in METRICS] == pytest.approx([sums[name] for name in METRICS])
@@ -88,52 +107,52 @@ def test_float32_has_the_gradient_of_float64(params: TrainingParams) -> None:
         assert torch.allclose(found.double(), exact, rtol=1e-3, atol=1e-5)
 
 
-@each_aggregation
-def test_micro_batches_add_up(loss: str) -> None:
-    params = params_of(loss, sampling_ratio_cap=1.3, kl_coefficient=0.3)
-    for seed in range(10):
-        batch = draw_micro_batch(seed)
-        whole, parts = batch.loss(params), [row.loss(params, size=batch.size) for row in batch.rows]
-        for name in ("loss", "policy_loss", "kl_sum", "clip_low_sum", "clip_high_sum", "sampling_kl_sum"):
-            assert sum(getattr(part, name).item() for part in parts) == pytest.approx(getattr(whole, name).item())
-
-
 # --- gradcheck
 
 
-@each_aggregation
+@each_loss
 def test_gradcheck_aggregate(loss: str) -> None:
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     values = torch.linspace(-2, 3, 9, dtype=torch.float64).view(3, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda values: aggregate(values, mask, loss, size_of(mask)), [values])
 
 
-def test_gradcheck_clipped_objective() -> None:
+@pytest.mark.parametrize("dual_clip", [None, 2.0])
+def test_gradcheck_clipped_objective(dual_clip: float | None) -> None:
     ratio = double([[0.3, 0.75, 0.85, 1.0, 1.15, 1.25, 3.0]]).requires_grad_()
     advantages = double([[2.0], [-2.0]])
-    assert torch.autograd.gradcheck(lambda values: clipped_objective(values, advantages, 0.2, 0.2), [ratio])
+    assert torch.autograd.gradcheck(lambda values: clipped_objective(values, advantages, 0.2, 0.2, dual_clip), [ratio])
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("distance", [-40.0, -1.0, 0.0, 0.5, 19.0, 21.0, 50.0])
-def test_gradcheck_kl(estimator: str, distance: float) -> None:
-    logprobs = double([[-60.0]]).requires_grad_()
-    reference = double([[-60.0 + distance]])
-    assert torch.autograd.gradcheck(lambda values: kl_estimate(values, reference, estimator), [logprobs])
+def gradcheck(batch: MicroBatch, params: TrainingParams, change: Callable[[TokenLogprobs], TokenLogprobs]) -> bool:
+    """Of the loss with respect to current log-probabilities and entropies, after `change` to the others."""
+
+    def value(current: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        return batch.loss(params, change(replace(batch.logprobs, current=current, entropy=entropy))).loss
+
+    inputs = [double(batch.current).requires_grad_(), double(batch.entropy).requires_grad_()]
+    return torch.autograd.gradcheck(value, inputs)
 
 
-@each_aggregation
-def test_gradcheck_the_whole_loss(loss: str) -> None:
-    """Without a KL, whose weight is detached: that part has the slow loop's gradient, as shown above."""
-    params = params_of(loss, sampling_ratio_cap=1.3)
+@pytest.mark.parametrize("name", [name for name, params in CHOICES.items() if params.loss != "cispo"])
+def test_gradcheck_without_weights_that_carry_no_gradient(name: str) -> None:
+    """All but `cispo`, and without a KL in the loss."""
+    for seed in range(3):
+        assert gradcheck(draw_micro_batch(seed), CHOICES[name], lambda logprobs: replace(logprobs, reference=None))
+
+
+@each_choice
+def test_gradcheck_with_ratios_that_stand_still(params: TrainingParams) -> None:
+    """`old` and `sampling` move with `current`, and so no weight that carries no gradient moves."""
     for seed in range(3):
         batch = draw_micro_batch(seed)
-        logprobs = replace(batch.logprobs, reference=None)
+        apart = batch.logprobs
 
-        def value(current: torch.Tensor, batch: MicroBatch = batch, logprobs: TokenLogprobs = logprobs) -> torch.Tensor:
-            return batch.loss(params, replace(logprobs, current=current)).loss
+        def follow(logprobs: TokenLogprobs, apart: TokenLogprobs = apart) -> TokenLogprobs:
+            moved = logprobs.current - apart.current
+            return replace(logprobs, old=apart.old + moved, sampling=apart.sampling + moved)
 
-        assert torch.autograd.gradcheck(value, [logprobs.current.requires_grad_()])
+        assert gradcheck(batch, params, follow)
 
 
 # --- gradients by hand
@@ -149,14 +168,34 @@ def test_gradient_is_zero_where_the_clip_binds_and_not_elsewhere() -> None:
     assert gradient(found.loss, current).flatten().tolist() == pytest.approx([0.0, -0.5, 1.5, 0.0])
 
 
-def test_on_policy_gradient_is_minus_the_advantage() -> None:
+@each_loss
+def test_on_policy_gradient_is_minus_the_advantage(loss: str) -> None:
     current = double([[-1.0, -2.0], [-3.0, 0.0]]).requires_grad_()
     mask = torch.tensor([[True, True], [True, False]])
     old = current.detach().clone()
     advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    found = grpo_loss(TokenLogprobs(current, old, old, None), advantages, mask, size_of(mask), params_of("grpo"))
-    # -A / tokens of the completion / 2 completions
-    assert gradient(found.loss, current).tolist() == [[-0.5, -0.5], [0.5, 0.0]]
+    found = grpo_loss(TokenLogprobs(current, old, old, None), advantages, mask, size_of(mask), params_of(loss))
+    # -A, divided by the tokens of the completion and 2 completions, by all 3 tokens, or by 2 times 10 tokens.
+    per_completion, per_token = [[-0.5, -0.5], [0.5, 0.0]], [[-2 / 3, -2 / 3], [1 / 3, 0.0]]
+    expected = {"grpo": per_completion, "gspo": per_completion, "dapo": per_token, "cispo": per_token}
+    expected["dr_grpo"] = [[-0.1, -0.1], [0.05, 0.0]]
+    assert torch.allclose(gradient(found.loss, current), double(expected[loss]))
+
+
+@given(seeds, st.sampled_from(LOSSES))
+def test_a_first_on_policy_step_is_the_exact_policy_gradient(seed: int, loss: str) -> None:
+    """Whatever the clips: -A at each unmasked token, divided as the loss divides."""
+    batch = draw_micro_batch(seed)
+    batch = replace(batch, old=batch.current)
+    params = params_of(loss, kl_coefficient=0.0, **({"dual_clip": 1.5} if loss != "cispo" else {}))
+    _, found = loss_and_gradient(batch, params)
+    mask = torch.tensor(batch.mask)
+    lengths, size = mask.sum(dim=1, keepdim=True), batch.size
+    per_completion, per_token = lengths * size.n_completions, torch.tensor(size.n_tokens)
+    divisors = {"grpo": per_completion, "gspo": per_completion, "dapo": per_token, "cispo": per_token}
+    divisors["dr_grpo"] = torch.tensor(size.n_completions * size.max_completion_tokens)
+    advantages = torch.tensor(batch.advantages, dtype=torch.float64).unsqueeze(1)
+    assert torch.allclose(found, torch.where(mask, -advantages / divisors[loss], 0.0), rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -177,11 +216,33 @@ def test_the_kl_pulls_toward_the_reference_from_both_sides(distance: float, esti
 # --- what must change nothing
 
 
+@given(seeds, st.sampled_from([*CHOICES]))
+def test_micro_batches_add_up(seed: int, name: str) -> None:
+    params, batch = CHOICES[name], draw_micro_batch(seed)
+    whole, parts = batch.loss(params), [row.loss(params, size=batch.size) for row in batch.rows]
+    for field in ("loss", "policy_loss", "kl_sum", "clip_low_sum", "clip_high_sum", "sampling_kl_sum"):
+        total = sum(getattr(part, field).item() for part in parts)
+        assert total == pytest.approx(getattr(whole, field).item(), abs=1e-12)
+    assert max(part.ratio_max for part in parts) == whole.ratio_max
+
+
+@given(seeds, st.sampled_from([*CHOICES]), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_order_and_padding_change_nothing(seed: int, name: str, n_padding: int, random: Random) -> None:
+    params, batch = CHOICES[name], draw_micro_batch(seed)
+    order = random.sample(range(len(batch.mask)), len(batch.mask))
+    found, its_gradient = loss_and_gradient(batch, params)
+    other, other_gradient = loss_and_gradient(batch.arranged(order, n_padding), params)
+    for field, value in vars(found).items():
+        assert getattr(other, field).item() == pytest.approx(value.item(), abs=1e-12)
+    n_tokens = its_gradient.shape[1]
+    assert torch.allclose(other_gradient[:, :n_tokens], its_gradient[order])
+    assert (other_gradient[:, n_tokens:] == 0).all()
+
+
 @pytest.mark.parametrize("garbage", [math.inf, -math.inf, math.nan, 1e38])
-@each_aggregation
+@each_loss
 def test_what_stands_at_masked_places_changes_nothing(loss: str, garbage: float) -> None:
-    params = params_of(loss, sampling_ratio_cap=1.3, kl_coefficient=0.3)
-    batch = draw_micro_batch(3)
+    params, batch = CHOICES[f"{loss}-all"], draw_micro_batch(3)
     mask = torch.tensor(batch.mask)
     assert not mask.all()
     results = []
@@ -196,7 +257,7 @@ def test_what_stands_at_masked_places_changes_nothing(loss: str, garbage: float)
 
 def test_a_completion_that_is_masked_whole_adds_nothing() -> None:
     mask = torch.tensor([[True, True], [False, False]])
-    for loss, value in {"grpo": 1.5, "dapo": 1.5, "dr_grpo": 0.75}.items():
+    for loss, value in {"grpo": 1.5, "gspo": 1.5, "dapo": 1.5, "cispo": 1.5, "dr_grpo": 0.75}.items():
         found = aggregate(double([[1.0, 2.0], [math.nan, 50.0]]), mask, loss, size_of(mask, 4))
         assert found.item() == pytest.approx(value)  # (1 + 2) / 2, and / 4: N is 1
 
@@ -209,11 +270,12 @@ def test_the_largest_ratio_is_that_of_an_unmasked_token() -> None:
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_log_ratios_beyond_what_exp_can_hold_stay_finite(advantage: float) -> None:
+@each_loss
+def test_log_ratios_beyond_what_exp_can_hold_stay_finite(loss: str, advantage: float) -> None:
     current = torch.tensor([[0.0, -200.0]], requires_grad=True)
     old, sampling = torch.tensor([[-200.0, 0.0]]), torch.tensor([[-300.0, 0.0]])
     mask = torch.ones(1, 2, dtype=torch.bool)
-    params = params_of("dapo", sampling_ratio_cap=2.0, kl_coefficient=0.1)
+    params = params_of(loss, sampling_ratio_cap=2.0, kl_coefficient=0.1)
     logprobs = TokenLogprobs(current, old, sampling, old)
     found = grpo_loss(logprobs, torch.tensor([advantage]), mask, size_of(mask), params)
     assert torch.isfinite(gradient(found.loss, current)).all()

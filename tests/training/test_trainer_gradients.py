@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("in_float32")
 
 def weighted_gradient(model: Model, rows: list[TrainingRow], weights: list[list[float]]) -> dict[str, torch.Tensor]:
     """The sum of weight * grad log p over all tokens, each completion run alone, without mask or padding."""
+    model.set_attn_implementation("sdpa")
     total = torch.zeros((), dtype=torch.float64)
     for row, of_row in zip(rows, weights, strict=True):
         ids = torch.tensor([row.prompt_token_ids + row.completion_token_ids])
@@ -51,13 +52,13 @@ def policy_gradient(model: Model, rows: list[TrainingRow], loss: str) -> dict[st
     weights = []
     for row in rows:
         n_own = len(row.completion_token_ids)
-        divisor = {"grpo": n_own * len(rows), "dapo": n_tokens, "dr_grpo": len(rows) * MAX_COMPLETION_TOKENS}[loss]
-        weights.append([-row.advantage / divisor] * n_own)
+        divisors = {"dapo": n_tokens, "cispo": n_tokens, "dr_grpo": len(rows) * MAX_COMPLETION_TOKENS}
+        weights.append([-row.advantage / divisors.get(loss, n_own * len(rows))] * n_own)
     return weighted_gradient(model, rows, weights)
 
 
 @pytest.mark.usefixtures("layout")
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
 def test_the_first_step_is_the_exact_policy_gradient(loss: str, policy: Path, base: Path) -> None:
     rows = random_rows()
     expected = policy_gradient(load_trainable(policy, base), rows, loss)
@@ -102,7 +103,7 @@ def run_whole(policy: Path, base: Path, rows: list[TrainingRow], **changes: Any)
 
 
 @pytest.mark.usefixtures("layout")
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
 def test_cutting_into_micro_batches_changes_nothing(loss: str, policy: Path, base: Path) -> None:
     rows = random_rows()
     whole, whole_gradients = run_whole(policy, base, rows, loss=loss, max_tokens_per_microbatch=10_000)
@@ -124,8 +125,7 @@ def test_the_order_of_rows_changes_nothing(policy: Path, base: Path) -> None:
 def test_the_layout_changes_nothing(policy: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows()
     packed, packed_gradients = run_whole(policy, base, rows)
-    for module in ("pipeline.training.trainer", "tests.tiny_updates"):
-        monkeypatch.setattr(f"{module}.can_pack", lambda _: False)
+    monkeypatch.setattr("pipeline.training.forward.supports_grouped_attention", lambda _: False)
     padded, padded_gradients = run_whole(policy, base, rows)
     assert padded == pytest.approx(packed, rel=1e-4, abs=1e-5)
     assert distance(padded_gradients, packed_gradients) < 1e-4

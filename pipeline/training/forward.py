@@ -1,0 +1,172 @@
+"""A model run on training rows: packed groups where its attention allows it, padded rows elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.errors import BadInput
+from pipeline.params import TrainingParams
+from pipeline.policy import Model, keep_score_cap
+from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps
+from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention
+from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
+from pipeline.training.packing import cut_packed_rows, pack_rows
+
+
+def prepare_model(model: Model) -> None:
+    """Make ready a model that was just loaded, once, before work starts: packed rows where it can.
+
+    Raises:
+        BadInput: it makes its logits, or takes rows together, in a way that this module doesn't know.
+    """
+    keep_score_cap(model)
+    check_head(model)
+    _choose_layout(model)
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            # PEFT would widen each input to the adapter's float32, for autocast to narrow it again.
+            module.cast_input_dtype_enabled = False
+
+
+def is_packing(model: Model) -> bool:
+    """Whether `model` was made ready for packed rows."""
+    is_ready: bool = model.config._attn_implementation == GROUPED_ATTENTION
+    return is_ready
+
+
+def plan_update(model: Model, rows: Sequence[TrainingRow], params: TrainingParams, *seed_parts: object) -> list[Step]:
+    """The optimizer steps of an update on `rows`, cut into micro-batches as `model` runs them."""
+    cut = cut_packed_rows if is_packing(model) else cut_padded_rows
+    cut_rows = partial(cut, rows, max_tokens=params.max_tokens_per_microbatch)
+    return plan_steps(rows, params.epochs, params.minibatches, cut_rows, *seed_parts)
+
+
+def row_statistics(
+    model: Model, rows: Sequence[TrainingRow], temperature: float, entropy: Entropy = "measured"
+) -> TokenStatistics:
+    """Statistics [B, C] of the completions of `rows`, padded on the right with 0.
+
+    The head sees only the hidden states that predict a completion token.
+    """
+    device = model.device
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        hidden, token_ids = (_run_packed if is_packing(model) else _run_padded)(model, rows, device)
+        flat = token_statistics(hidden, head_of(model), token_ids, temperature, entropy)
+    lengths = [len(row.completion_token_ids) for row in rows]
+    return TokenStatistics(
+        *(torch.nn.utils.rnn.pad_sequence(list(torch.split(values, lengths)), batch_first=True) for values in flat)
+    )
+
+
+def _run_packed(model: Model, rows: Sequence[TrainingRow], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden states [T, hidden size] that predict the T completion tokens, and the ids of these."""
+    packed = pack_rows(rows, device)
+    hidden = _hidden_states(model, input_ids=packed.input_ids, position_ids=packed.position_ids, layout=packed.layout)
+    return hidden[0].index_select(0, packed.predicting), packed.targets
+
+
+def _run_padded(model: Model, rows: Sequence[TrainingRow], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = collate(rows, device)
+    hidden = _hidden_states(
+        model, input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+    )
+    predicting = hidden[:, -batch.completion_mask.shape[1] - 1 : -1]
+    return predicting[batch.completion_mask], batch.completion_ids[batch.completion_mask]
+
+
+def _hidden_states(model: Model, **inputs: Any) -> torch.Tensor:
+    """[rows, length, hidden size]: what `model` gives to its head."""
+    hidden: torch.Tensor = _whole_model(model).get_decoder()(**inputs, use_cache=False).last_hidden_state
+    return hidden
+
+
+def head_of(model: Model) -> Head:
+    """The head of `model`, with what an adapter adds to it."""
+    whole = _whole_model(model)
+    module = whole.get_output_embeddings()
+    if module is None:
+        raise BadInput("data/policy", f"a model of type {model.config.model_type} has no head", "Use a language model")
+    config = whole.config.get_text_config()
+    weight = getattr(module, "base_layer", module).weight
+    for name in [] if getattr(module, "disable_adapters", True) else module.active_adapters:
+        weight = weight + module.get_delta_weight(name)
+    return Head(
+        weight,
+        bias=getattr(module, "bias", None),
+        scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
+        cap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _whole_model(model: Model) -> Any:
+    """The causal language model of transformers that `model` is, or that its adapter was put on."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+@torch.no_grad()
+def check_head(model: Model) -> None:
+    """Compare the logits of a few tokens with those of `head_of`.
+
+    Raises:
+        BadInput: they differ.
+    """
+    whole = _whole_model(model)
+    if whole.get_decoder() is whole:
+        problem = f"a model of type {model.config.model_type} doesn't say which of its modules comes before the head"
+        raise BadInput("data/policy", problem, "Use a base model of which transformers knows the decoder")
+    n_known = model.get_input_embeddings().num_embeddings
+    ids = torch.arange(1, 9, device=model.device).remainder(n_known).unsqueeze(0)
+    expected = model(input_ids=ids, use_cache=False).logits[0].float()
+    found = head_of(model).logits(_hidden_states(model, input_ids=ids)[0])
+    tolerance = 1e-2 * expected.abs().max().item()
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=0, atol=tolerance):
+        problem = f"a model of type {model.config.model_type} makes its logits in a way of its own"
+        raise BadInput("data/policy", problem, "Use a base model whose logits are its head's, scaled or capped")
+
+
+@torch.no_grad()
+def _choose_layout(model: Model) -> None:
+    """Set up packed rows where hidden states come out as those of each row alone, else check that of padded rows.
+
+    Raises:
+        BadInput: a row comes out otherwise when others are beside it, as with a recurrence that runs over padding.
+    """
+    rows, device = _trial_rows(model.get_input_embeddings().num_embeddings), model.device
+    alone = torch.cat([_run_padded(model, [row], device)[0] for row in rows])
+    if supports_grouped_attention(model):
+        model.set_attn_implementation(GROUPED_ATTENTION)
+        with contextlib.suppress(TypeError):  # some models keep the layout from their attention
+            if _is_near(_run_packed(model, rows, device)[0], alone):
+                return
+        model.set_attn_implementation("sdpa")
+    if not _is_near(_run_padded(model, rows, device)[0], alone):
+        problem = f"a model of type {model.config.model_type} gives other values where a row is padded"
+        raise BadInput("data/policy", problem, "Use a base model that keeps to the attention mask and to positions")
+
+
+def _trial_rows(n_known: int) -> list[TrainingRow]:
+    """Four rows, of which three would come out otherwise if they saw padding, and three if they saw each other."""
+
+    def ids(first: int, n: int) -> list[int]:
+        return [index % n_known for index in range(first, first + n)]
+
+    prompts = [("short", ids(1, 4))] * 3 + [("long", ids(40, 8))]
+    return [
+        TrainingRow(f"{group_id}/{i}", group_id, prompt, ids(10 + 10 * i, 3), [0.0] * 3, 0.0)
+        for i, (group_id, prompt) in enumerate(prompts)
+    ]
+
+
+def _is_near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether most of these hidden states [T, hidden size] differ by rounding alone.
+
+    Not all: rounding may send a token to another expert.
+    """
+    off = (ours - theirs).float().norm(dim=1) / theirs.float().norm(dim=1)
+    is_near: bool = off.median().item() <= torch.finfo(theirs.dtype).eps ** 0.5
+    return is_near

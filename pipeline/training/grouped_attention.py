@@ -1,0 +1,194 @@
+"""Attention over a packed row: every prompt once, then all completions against their prompt and themselves.
+
+The linear layers of a model see a packed row without padding; attention alone needs to know who sees whom. Here it
+takes the row apart into two padded batches, prompts and completions, and puts what comes out back in place. A block
+mask over the whole row gives the same numbers at a cost that grows with the square of the row.
+
+It plugs into transformers as an attention function; the layout reaches it as a keyword of the model's forward call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from pipeline.policy import Model
+
+GROUPED_ATTENTION = "rollbook_grouped"
+SCORES_IN_ONE_PIECE = 1 << 22
+"""On a CPU: up to so many, torch's fused kernel is slower than plain products, and their memory is no matter."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where prompts and completions are in a packed row of L tokens: G prompts up to P long, N completions up to C.
+
+    Padding is on the right and points at place 0; what it gives is dropped, and nothing real sees it.
+    """
+
+    prompt_places: torch.Tensor  # [G, P] int64, places in the row
+    completion_places: torch.Tensor  # [N, C] int64
+    prompt_lengths: torch.Tensor  # [G] int64
+    prompt_of_completion: torch.Tensor  # [N] int64, which of the G prompts
+    restore: torch.Tensor  # [L] int64, where each token of the row is in the G * P + N * C of both batches
+    masks: dict[int | None, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
+    """Of `masks_for`, by window: layers share them."""
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[range],
+        completions: Sequence[range],
+        prompt_of_completion: Sequence[int],
+        device: torch.device,
+    ) -> Layout:
+        """The layout of a row in which `prompts` and `completions` have these places."""
+        batches = _pad_places(prompts), _pad_places(completions)
+        restore = torch.empty(sum(map(len, [*prompts, *completions])), dtype=torch.int64)
+        first = 0
+        for places, ranges in zip(batches, (prompts, completions), strict=True):
+            for i, places_of_one in enumerate(ranges):
+                begin = first + i * places.shape[1]
+                restore[places_of_one.start : places_of_one.stop] = torch.arange(begin, begin + len(places_of_one))
+            first += places.numel()
+        return cls(
+            prompt_places=batches[0].to(device),
+            completion_places=batches[1].to(device),
+            prompt_lengths=torch.tensor([len(places) for places in prompts], device=device),
+            prompt_of_completion=torch.tensor(prompt_of_completion, device=device),
+            restore=restore.to(device),
+        )
+
+    def masks_for(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Who sees whom, True where a query (third) sees a key (fourth).
+
+        [1, 1, P, P] for prompts, None where that is plainly causal; [N, 1, C, P + C] for completions, whose keys are
+        their prompt's and their own. A token sees `window` positions, itself among them.
+        """
+        if window not in self.masks:
+            self.masks[window] = self._prompt_mask(window), self._completion_mask(window)
+        return self.masks[window]
+
+    def _prompt_mask(self, window: int | None) -> torch.Tensor | None:
+        n_prompt = self.prompt_places.shape[1]
+        if window is None or window >= n_prompt:
+            return None
+        at = torch.arange(n_prompt, device=self.prompt_places.device)
+        return _sees(at[:, None], at, window)[None, None]
+
+    def _completion_mask(self, window: int | None) -> torch.Tensor:
+        device = self.prompt_places.device
+        n_prompt, n_own = self.prompt_places.shape[1], self.completion_places.shape[1]
+        lengths = self.prompt_lengths[self.prompt_of_completion][:, None, None]
+        own = lengths + torch.arange(n_own, device=device)  # [N, 1, C], positions
+        prompt = torch.arange(n_prompt, device=device).expand(len(lengths), 1, n_prompt)
+        query = own.transpose(1, 2)
+        sees_prompt = (prompt < lengths) & _sees(query, prompt, window)
+        return torch.cat([sees_prompt, _sees(query, own, window)], dim=2).unsqueeze(1)
+
+
+def _pad_places(ranges: Sequence[range]) -> torch.Tensor:
+    """[ranges, longest], padded on the right with place 0."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(places, dtype=torch.int64) for places in ranges], True)
+
+
+def _sees(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+    is_before = key <= query
+    return is_before if window is None else is_before & (query - key < window)
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention [1, L, heads, size] of a packed row.
+
+    `query` is [1, heads, L, size], `key` and `value` [1, key heads, L, size]. The signature, and the order of the
+    dimensions of what comes out, are those of transformers' attention functions.
+    """
+    _refuse_bias(kwargs)
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [L, heads, size]
+    prompt_mask, completion_mask = layout.masks_for(sliding_window)
+    prompt_query, prompt_key, prompt_value = (_batch(states, layout.prompt_places) for states in (query, key, value))
+    attended = [_attend(prompt_query, prompt_key, prompt_value, prompt_mask, scaling)]
+    if layout.completion_places.numel():
+        own_query, own_key, own_value = (_batch(states, layout.completion_places) for states in (query, key, value))
+        keys, values = (
+            torch.cat([prompt.index_select(0, layout.prompt_of_completion), own], dim=2)
+            for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
+        )
+        attended.append(_attend(own_query, keys, values, completion_mask, scaling))
+    flat = torch.cat([states.transpose(1, 2).flatten(0, 1) for states in attended])  # [G * P + N * C, heads, size]
+    return flat.index_select(0, layout.restore).unsqueeze(0), None
+
+
+def _batch(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, length, size] of the tokens of `states` [L, heads, size] at `places` [rows, length]."""
+    chosen = states.index_select(0, places.flatten())
+    return chosen.view(*places.shape, *states.shape[1:]).transpose(1, 2)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """[rows, heads, queries, size]; causal where there is no mask."""
+    if query.device.type == "cpu" and query.shape[:3].numel() * key.shape[2] <= SCORES_IN_ONE_PIECE:
+        return _attend_in_one_piece(query, key, value, mask, scaling or query.shape[3] ** -0.5)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _attend_in_one_piece(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """The same with all scores in memory: few of them are several times faster so, backward above all."""
+    rows, n_heads, n_queries, size = query.shape
+    folded = (query * scaling).reshape(rows, key.shape[1], -1, size)  # the heads that share a key, one after another
+    scores = (folded @ key.transpose(2, 3)).view(rows, n_heads, n_queries, key.shape[2])
+    seen = torch.ones(n_queries, n_queries, dtype=torch.bool).tril() if mask is None else mask
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=3)
+    return (shares.view(rows, key.shape[1], -1, key.shape[2]) @ value).view(*scores.shape[:3], -1)
+
+
+def _refuse_bias(kwargs: dict[str, Any]) -> None:
+    """What some models add to the scores has no place here; `supports_grouped_attention` keeps them away."""
+    for name in ("softcap", "position_bias", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"grouped attention knows no {name}")
+
+
+def supports_grouped_attention(model: Model) -> bool:
+    """Whether `grouped_attention` says all there is to say of who sees whom in `model`.
+
+    It does where layers attend to everything before or to a window of it. Recurrent and chunked layers, scores that
+    are capped, and positions derived from the mask (alibi) need rows of their own.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    has_other = any(
+        getattr(config, name, None) for name in ("attn_logit_softcapping", "alibi", "use_bidirectional_attention")
+    )
+    is_plain = kinds <= {"full_attention", "sliding_attention"} and not has_other
+    is_exchangeable = config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+    return is_plain and (is_exchangeable or config._attn_implementation == GROUPED_ATTENTION)
+
+
+AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
