@@ -28,8 +28,9 @@ ITERATIONS ?= 40
 train: $(VENV)/.installed
 	@python -m prefect_flows.train $(RUN) --iterations $(ITERATIONS) $(ARGS)
 
+WORKERS ?= 2
 test: lint
-	@pytest
+	@pytest --numprocesses $(WORKERS)
 
 lint: $(VENV)/.installed-test
 	@ruff check .

@@ -51,7 +51,7 @@ class LoraParams(Section):
 
 
 class TrainingParams(Section):
-    """The GRPO update: what is trained, the loss, the optimizer, and what a micro-batch may hold."""
+    """The GRPO update: what is trained, the loss, the optimizer, what a micro-batch may hold, and where it runs."""
 
     method: Literal["lora", "full"] = "lora"
     lora: LoraParams = LoraParams()
@@ -79,8 +79,17 @@ class TrainingParams(Section):
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat = 1.0
     max_tokens_per_microbatch: Positive = 512
+    gradient_checkpointing: bool = False
     checkpoint_minutes: NonNegativeFloat | None = 5.0
     device: Device = "auto"
+    launcher: Literal["single", "torchrun"] = "single"
+    n_processes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _launcher_fits(self) -> TrainingParams:
+        if self.launcher == "single" and (self.n_processes or 1) > 1:
+            raise ValueError(f"n_processes {self.n_processes} does not go with launcher single; set it to torchrun")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,19 @@ def create_adapter(base: Path, lora: LoraParams, seed: int, policy: Path) -> Non
     save_model(adapted, policy)
 
 
-def save_model(model: Model, policy: Path, tokenizer_from: Path | None = None) -> None:
+def save_model(
+    model: Model,
+    policy: Path,
+    tokenizer_from: Path | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write `model` to the folder `policy` in bfloat16, whole or not at all, as the same bytes for the same weights.
 
     `tokenizer_from` is the folder whose tokenizer files a whole model gets, so that it can be used on its own.
+    `weights` are those of `model` where it has only a share of them itself.
     """
     with atomic_path(policy) as folder:
-        state = _bfloat16_state(model)
+        state = _bfloat16_state(model.state_dict() if weights is None else weights)
         if hasattr(model, "peft_config"):
             from peft import get_peft_model_state_dict
 
@@ -203,11 +209,11 @@ def _named_if_damaged(folder: Path) -> Iterator[None]:
         raise BadInput(str(folder), f"it can't be loaded ({first_line(error)})", remedy) from error
 
 
-def _bfloat16_state(model: Model) -> dict[str, torch.Tensor]:
-    """The weights in bfloat16 on the CPU; tied ones stay one tensor, which transformers then writes once."""
+def _bfloat16_state(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`weights` in bfloat16 on the CPU; tied ones stay one tensor, which transformers then writes once."""
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
-    for name, weight in model.state_dict().items():
+    for name, weight in weights.items():
         place = weight.data_ptr(), weight.shape
         if place not in copies:
             copies[place] = weight.detach().to(torch.bfloat16).cpu()

@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from stages.runner import is_first_rank
+
 
 class _Rate(ProgressColumn):
     """Units per second since the bar appeared: `412 tokens/s`."""
@@ -44,7 +46,7 @@ def progress(title: str, total: int, unit: str = "") -> Iterator[Callable[[int, 
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    is_shown = sys.stderr.isatty() or os.environ.get("ROLLBOOK_PROGRESS") == "1"
+    is_shown = is_first_rank() and (sys.stderr.isatty() or os.environ.get("ROLLBOOK_PROGRESS") == "1")
     with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
         task = bar.add_task(title, total=total, n_units=0, unit=unit)
 

@@ -2,17 +2,22 @@
 
 DVC answers 255 whatever a stage's exit code was, so a stage leaves `.rollbook/exit/<stage>.json` with its code,
 its kind (`ok`, `bad_input`, `usage`, `bug`, `transient`, `interrupted`) and its message.
+
+Of the processes of a stage that torchrun started, the first one speaks and writes, or the first that fails.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import os
 import resource
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -47,11 +52,15 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
     command, and would record the new code for what the old code made.
     """
     try:
-        (paths.EXIT_RECORDS / f"{name}.json").unlink(missing_ok=True)  # a killed stage leaves none, not the last one's
+        _remove_last_record(name)
         if len(sys.argv) > 1:
             _leave(name, USAGE_EXIT_CODE, "usage", f"stages.{name} takes no arguments, but got {sys.argv[1:]}")
         params = load_params()
         code_at_start = _code_hashes(name)
+        if not is_first_rank():
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+                work(params)
+            return
         result = work(params)
         _check_unedited(name, code_at_start, params)
         seconds = time.monotonic() - STARTED
@@ -60,27 +69,70 @@ def run_stage(name: str, work: Callable[[Params], Result]) -> None:
     except RollbookError as error:
         _leave(name, error.exit_code, error.kind, str(error))
     except KeyboardInterrupt:
+        if rank() is not None:  # the process that started the ranks says it once
+            sys.exit(INTERRUPTED_EXIT_CODE)
         _leave(name, INTERRUPTED_EXIT_CODE, "interrupted", "interrupted from the keyboard; run it again to go on")
     except Exception as error:  # the last word on any bug: say so, with the traceback, and a code of its own
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             _leave(name, 1, "bad_input", f"{error}. Free some space, or make the folder writable")
-        traceback.print_exc()
-        _leave(name, BUG_EXIT_CODE, "bug", f"{type(error).__name__}: {error}")
+        _leave(name, BUG_EXIT_CODE, "bug", f"{type(error).__name__}: {error}", traceback.format_exc())
     print(f"{name}: {result.line} ({seconds:.1f} s)", flush=True)
     _record(name, 0, "ok", result.line)
 
 
-def _leave(name: str, code: int, kind: str, message: str) -> None:
-    print(f"{name}: error: {message}", file=sys.stderr, flush=True)
-    _record(name, code, kind, message)
+def rank() -> int | None:
+    """The number of this process among those that torchrun started, from 0; None where it did not start this one."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the only one, or the first."""
+    return not rank()
+
+
+def _leave(name: str, code: int, kind: str, message: str, trace: str = "") -> None:
+    if rank() is None:
+        print(f"{trace}{name}: error: {message}", file=sys.stderr, flush=True)
+        _record(name, code, kind, message)
+    elif _is_first_to_fail(name, code, kind, message):
+        print(f"{trace}{name}: error: {message}", file=sys.stderr, flush=True)
+    else:
+        code = json.loads(_record_file(name).read_text(encoding="utf-8"))["code"]
     sys.exit(code)
 
 
 def _record(name: str, code: int, kind: str, message: str) -> None:
     try:
-        write_json({"code": code, "kind": kind, "message": message}, paths.EXIT_RECORDS / f"{name}.json")
+        write_json({"code": code, "kind": kind, "message": message}, _record_file(name))
     except OSError as error:  # a full disk must not take the exit code along
         print(f"{name}: no exit record: {error}", file=sys.stderr, flush=True)
+
+
+def _is_first_to_fail(name: str, code: int, kind: str, message: str) -> bool:
+    """Write the exit record of a rank, unless another one has: then it failed first, and this one along with it."""
+    own = _record_file(f"{name}.rank{rank()}")
+    try:
+        write_json({"code": code, "kind": kind, "message": message}, own)
+        os.link(own, _record_file(name))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        print(f"{name}: no exit record: {error}", file=sys.stderr, flush=True)
+    finally:
+        own.unlink(missing_ok=True)
+    return True
+
+
+def _remove_last_record(name: str) -> None:
+    """A stage that is killed leaves none, and not that of the time before; one of another rank is younger than this."""
+    started_at = time.time() - (time.monotonic() - STARTED)
+    with suppress(FileNotFoundError):
+        if rank() is None or _record_file(name).stat().st_mtime < started_at:
+            _record_file(name).unlink()
+
+
+def _record_file(name: str) -> Path:
+    return paths.EXIT_RECORDS / f"{name}.json"
 
 
 def _code_hashes(name: str) -> dict[str, str]:

@@ -59,9 +59,11 @@ ONLY_IN = {
         "pipeline/base_model.py",
         "stages/update.py",
     ],
+    "torch.distributed": ["pipeline/training/distributed.py", "pipeline/training/launch.py"],
     "safetensors.torch": ["pipeline/training/"],
     "transformers": [
         "pipeline/sampling/",
+        "pipeline/training/forward.py",
         "pipeline/training/grouped_attention.py",
         "pipeline/policy.py",
         "pipeline/base_model.py",

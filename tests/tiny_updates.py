@@ -16,6 +16,7 @@ import torch
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, load_model
 from pipeline.training.batching import Step, TrainingRow
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import plan_update, prepare_model
 from pipeline.training.recording import Logprobs, record_logprobs
 from pipeline.training.state import TrainerState, make_optimizer
@@ -64,9 +65,12 @@ def plan(model: Model, rows: Sequence[TrainingRow], params: TrainingParams) -> l
     return plan_update(model, rows, params, 0)
 
 
-def record(model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step], mode: Any = None) -> Logprobs:
+def record(
+    model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step], mode: Any = None, ranks: Ranks = ALONE
+) -> Logprobs:
     """Log-probabilities of `rows` under `model`."""
-    return record_logprobs(model, rows, steps, TEMPERATURE, lambda *_: None, mode or contextlib.nullcontext())
+    mode = mode or contextlib.nullcontext()
+    return record_logprobs(model, rows, steps, TEMPERATURE, lambda *_: None, mode, ranks)
 
 
 @dataclass
@@ -101,6 +105,7 @@ def prepare(
     state: TrainerState | None = None,
     optimizer: torch.optim.AdamW | None = None,
     reference: Logprobs | None = None,
+    ranks: Ranks = ALONE,
 ) -> Update:
     """An update of `model` on `rows`, as the stage prepares it; `reference` is given or there is none."""
     state = state or TrainerState()
@@ -115,9 +120,10 @@ def prepare(
         max_completion_tokens=MAX_COMPLETION_TOKENS,
         iteration=0,
         first_step=state.step,
-        old=record(model, rows, steps[1:]),
+        old=record(model, rows, steps[1:], ranks=ranks),
         reference=reference,
         on_progress=lambda *_: None,
+        ranks=ranks,
     )
     return Update(trainer, steps)
 

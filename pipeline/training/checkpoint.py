@@ -3,6 +3,7 @@
 They lie in a folder named by a fingerprint of all that determines the update, so that those of other inputs are never
 used: `reference.parquet` and `old.parquet` as soon as these log-probabilities are on record, then `step-<n>/` with the
 trainer's state, the metrics and the old log-probabilities after n optimizer steps. Each appears whole or not at all.
+The first rank writes them, and all read them, so that another number of processes goes on as well.
 Nothing in an update is random (dropout is off, and the order of groups is a hash), so there is no generator to keep.
 """
 
@@ -23,8 +24,9 @@ from pipeline.errors import BadInput
 from pipeline.seeds import stable_hash
 from pipeline.table_io import atomic_path, read_table, write_table, write_text
 from pipeline.tables import TRAIN_STEPS, Column, Table
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.recording import Logprobs
-from pipeline.training.state import read_optimizer, save_state
+from pipeline.training.state import TrainerState, read_optimizer, save_state
 from pipeline.training.trainer import Trainer
 
 CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "policy.py")
@@ -64,9 +66,10 @@ class Checkpoint:
         DamagedCheckpoint: what an earlier try left can't be used.
     """
 
-    def __init__(self, folder: Path, minutes: float | None, state: Path) -> None:
+    def __init__(self, folder: Path, minutes: float | None, state: Path, ranks: Ranks = ALONE) -> None:
         self._folder = folder
         self._minutes = minutes
+        self._ranks = ranks
         self._recorded: dict[str, Logprobs] = {}
         self.taken = StepsTaken([], {}, state)
         if minutes is not None:
@@ -78,13 +81,15 @@ class Checkpoint:
         """The log-probabilities `name`: those of an earlier try, or what `record` gives, which is written at once."""
         if name not in self._recorded:
             self._recorded[name] = record()
-            if self._minutes is not None:
+            if self._minutes is not None and self._ranks.is_first:
                 _write_logprobs(self._recorded[name], self._folder / f"{name}.parquet")
         return self._recorded[name]
 
     def write_if_due(self, trainer: Trainer) -> None:
-        """Write the steps that `trainer` has taken, if the last time is long enough ago."""
-        if self._minutes is not None and time.monotonic() - self._written_at >= 60 * self._minutes:
+        """Write the steps that `trainer` has taken, if by the first rank's clock the last time is long enough ago."""
+        if self._minutes is None:
+            return
+        if self._ranks.agree(time.monotonic() - self._written_at >= 60 * self._minutes):
             self.write(trainer)
 
     def write(self, trainer: Trainer) -> None:
@@ -92,9 +97,13 @@ class Checkpoint:
         n_steps = len(trainer.metrics)
         if self._minutes is None or n_steps == self._n_written:
             return
-        _write_steps(trainer, self._folder / f"step-{n_steps}")
-        for older in _step_folders(self._folder)[:-1]:
-            shutil.rmtree(older)
+        state = read_optimizer(
+            trainer.model, trainer.optimizer, trainer.first_step + n_steps, trainer.params.method, self._ranks
+        )
+        if self._ranks.is_first:
+            _write_steps(trainer, state, self._folder / f"step-{n_steps}")
+            for older in _step_folders(self._folder)[:-1]:
+                shutil.rmtree(older)
         self._n_written = n_steps
         self._written_at = time.monotonic()
 
@@ -140,11 +149,10 @@ def _read_steps(folder: Path) -> StepsTaken:
     return StepsTaken(metrics, _read_logprobs(folder / OLD), folder / STATE)
 
 
-def _write_steps(trainer: Trainer, folder: Path) -> None:
-    n_steps = trainer.first_step + len(trainer.metrics)
+def _write_steps(trainer: Trainer, state: TrainerState, folder: Path) -> None:
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        save_state(read_optimizer(trainer.model, trainer.optimizer, n_steps, trainer.params.method), temporary / STATE)
+        save_state(state, temporary / STATE)
         write_table(pl.DataFrame(trainer.metrics, schema=TRAIN_STEPS.schema), temporary / METRICS, TRAIN_STEPS)
         _write_logprobs(trainer.old, temporary / OLD)
         write_text(_digest_of_steps(temporary), temporary / DIGEST)

@@ -12,6 +12,7 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, is_adapter
 from pipeline.training.batching import TrainingRow
+from pipeline.training.distributed import own_share
 from pipeline.training.state import trainable_parameters
 
 
@@ -34,9 +35,9 @@ def check_tokens(rows: Sequence[TrainingRow], model: Model) -> None:
 
 
 def check_finite(model: Model) -> None:
-    """Refuse weights that are not finite once they are bfloat16."""
+    """Refuse weights, or this rank's share of them, that are not finite once they are bfloat16."""
     for name, parameter in trainable_parameters(model).items():
-        if not bool(parameter.detach().to(torch.bfloat16).isfinite().all()):
+        if not bool(own_share(parameter.detach()).to(torch.bfloat16).isfinite().all()):
             problem = f"{name} of the next policy is not finite; the policy stays as it was"
             raise BadInput("data/next_policy", problem, "Lower training.learning_rate")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
@@ -15,11 +17,13 @@ from pipeline.policy import Model, keep_score_cap
 from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps
 from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention
 from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
-from pipeline.training.packing import cut_packed_rows, pack_rows
+from pipeline.training.packing import count_packed_tokens, cut_packed_rows, pack_rows
 
 
-def prepare_model(model: Model) -> None:
+def prepare_model(model: Model, gradient_checkpointing: bool = False) -> None:
     """Make ready a model that was just loaded, once, before work starts: packed rows where it can.
+
+    With `gradient_checkpointing` its layers keep their inputs alone, and run again in the backward pass.
 
     Raises:
         BadInput: it makes its logits, or takes rows together, in a way that this module doesn't know.
@@ -31,6 +35,18 @@ def prepare_model(model: Model) -> None:
         if hasattr(module, "cast_input_dtype_enabled"):
             # PEFT would widen each input to the adapter's float32, for autocast to narrow it again.
             module.cast_input_dtype_enabled = False
+    if gradient_checkpointing:
+        _checkpoint_layers(model)
+
+
+def _checkpoint_layers(model: Model) -> None:
+    if not _whole_model(model).supports_gradient_checkpointing:
+        problem = f"a model of type {model.config.model_type} can't run its layers again"
+        raise BadInput("params.yaml: training.gradient_checkpointing", problem, "Set it to false")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # the layer itself, which asks for it; what is in it stays without dropout
 
 
 def is_packing(model: Model) -> bool:
@@ -44,6 +60,31 @@ def plan_update(model: Model, rows: Sequence[TrainingRow], params: TrainingParam
     cut = cut_packed_rows if is_packing(model) else cut_padded_rows
     cut_rows = partial(cut, rows, max_tokens=params.max_tokens_per_microbatch)
     return plan_steps(rows, params.epochs, params.minibatches, cut_rows, *seed_parts)
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens that steps run through the model: all, those that are padding, and those that predict a token."""
+
+    n_run: int
+    n_padding: int
+    n_predicting: int
+
+
+def count_tokens(model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step]) -> TokenCounts:
+    """The tokens of the forward passes of `steps`, every pass of a row counted."""
+    n_run = n_padding = n_predicting = 0
+    for indices in (indices for step in steps for indices in step.micro_batches):
+        chosen = [rows[index] for index in indices]
+        lengths = [(len(row.prompt_token_ids), len(row.completion_token_ids)) for row in chosen]
+        n_predicting += sum(n_completion for _, n_completion in lengths)
+        if is_packing(model):
+            n_run += count_packed_tokens(chosen)
+        else:
+            n_all = len(chosen) * sum(map(max, zip(*lengths, strict=True)))
+            n_run += n_all
+            n_padding += n_all - sum(map(sum, lengths))
+    return TokenCounts(n_run, n_padding, n_predicting)
 
 
 def row_statistics(

@@ -33,7 +33,10 @@ def micro_batch_named(rows: Sequence[TrainingRow]) -> Iterator[None]:
         longest = max(len(row.prompt_token_ids) for row in rows)
         size = f"completions: {len(rows)}, their tokens: {n_tokens}, longest prompt: {longest} tokens"
         problem = f"a micro-batch does not fit into memory ({size}; {first_line(error)})"
-        remedy = "Lower it; where it is below the longest completion already, take training.method lora in a new run"
+        remedy = (
+            "Lower it; where it is below the longest completion already, set training.gradient_checkpointing, or take "
+            "training.method lora in a new run"
+        )
         raise MicroBatchTooLarge("params.yaml: training.max_tokens_per_microbatch", problem, remedy) from error
 
 

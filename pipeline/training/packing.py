@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -54,6 +55,16 @@ def cut_packed_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tok
     return batches
 
 
+def count_packed_tokens(rows: Sequence[TrainingRow]) -> int:
+    """How many tokens the packed row of `rows` has: nothing is run for a completion's last one."""
+    n_prompt = sum(len(next(group).prompt_token_ids) for _, group in groupby(rows, key=_prompt_of))
+    return n_prompt + sum(len(row.completion_token_ids) - 1 for row in rows)
+
+
+def _prompt_of(row: TrainingRow) -> tuple[str, list[int]]:
+    return row.group_id, row.prompt_token_ids
+
+
 def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
     """Pack `rows`, of which those of a group must stand side by side, on `device`."""
     ids: list[int] = []
@@ -66,8 +77,8 @@ def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
     previous = None
     for row in rows:
         n_prompt = len(row.prompt_token_ids)
-        if (row.group_id, row.prompt_token_ids) != previous:
-            previous = (row.group_id, row.prompt_token_ids)
+        if _prompt_of(row) != previous:
+            previous = _prompt_of(row)
             prompts.append(range(len(ids), len(ids) + n_prompt))
             ids += row.prompt_token_ids
             positions += range(n_prompt)

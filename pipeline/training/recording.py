@@ -11,6 +11,7 @@ import torch
 
 from pipeline.policy import Model
 from pipeline.training.batching import Step, TrainingRow
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
 from pipeline.training.kl import completion_kl, penalize_kl
 from pipeline.training.memory import micro_batch_named
@@ -29,20 +30,26 @@ def record_logprobs(
     temperature: float,
     on_progress: OnProgress,
     mode: AbstractContextManager[Any],
+    ranks: Ranks = ALONE,
 ) -> Logprobs:
     """Log-probabilities under `model`, within the context `mode` and without gradients, of the rows of `steps`.
 
-    The micro-batches are those of the first epoch, so that a first step sees a ratio of exactly 1.
+    The micro-batches are those of the first epoch, on the same ranks, so that a first step sees a ratio of exactly 1.
     """
     recorded: Logprobs = {}
     with torch.no_grad(), mode:
-        for indices in (batch for step in steps if step.epoch == 0 for batch in step.micro_batches):
-            chosen = [rows[row] for row in indices]
+        for turn in (turn for step in steps if step.epoch == 0 for turn in ranks.share(step.micro_batches)):
+            chosen = [rows[row] for row in turn.rows]
             with micro_batch_named(chosen):
                 logprobs, _ = row_statistics(model, chosen, temperature, entropy="left_out")
-            recorded |= unpad(logprobs, indices, rows)
-            on_progress(len(indices), sum(len(row.completion_token_ids) for row in chosen))
-    return recorded
+            recorded |= unpad(logprobs, turn.rows, rows)
+            on_progress(len(turn.rows_of_all), count_tokens(rows, turn.rows_of_all))
+    return ranks.merge(recorded)
+
+
+def count_tokens(rows: Sequence[TrainingRow], indices: Sequence[int]) -> int:
+    """The completion tokens of the rows at `indices`."""
+    return sum(len(rows[index].completion_token_ids) for index in indices)
 
 
 def unpad(logprobs: torch.Tensor, indices: Sequence[int], rows: Sequence[TrainingRow]) -> Logprobs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,7 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
 from pipeline.table_io import atomic_path
+from pipeline.training.distributed import ALONE, Ranks, is_shared, shared_as, whole
 from pipeline.training.state_file import StateCounts, read_counts, write_counts
 
 PARTS = ("master", "exp_avg", "exp_avg_sq")
@@ -64,7 +66,7 @@ def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) ->
     """AdamW over the trainable parameters of `model`, which first become the masters of `state`."""
     named = trainable_parameters(model)
     optimizer = torch.optim.AdamW(
-        list(named.values()),
+        _parameter_groups(list(named.values())),
         lr=params.learning_rate,
         betas=(params.adam_beta1, params.adam_beta2),
         eps=params.adam_epsilon,
@@ -74,7 +76,7 @@ def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) ->
         return optimizer
     _check_fit(named, state)
     for name, parameter in named.items():
-        master, exp_avg, exp_avg_sq = (state.tensors[f"{part}.{name}"].to(parameter.device) for part in PARTS)
+        master, exp_avg, exp_avg_sq = (shared_as(parameter, state.tensors[f"{part}.{name}"]) for part in PARTS)
         with torch.no_grad():
             parameter.copy_(master)
         optimizer.state[parameter] = {
@@ -85,15 +87,27 @@ def make_optimizer(model: Model, state: TrainerState, params: TrainingParams) ->
     return optimizer
 
 
-def read_optimizer(model: Model, optimizer: torch.optim.AdamW, step: int, method: str) -> TrainerState:
-    """The state to carry on, after `step` optimizer steps in all."""
+def _parameter_groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    """Those that ranks have shares of apart from the others: torch updates many at once, but of one kind."""
+    shared = [parameter for parameter in parameters if is_shared(parameter)]
+    others = [parameter for parameter in parameters if not is_shared(parameter)]
+    groups: list[dict[str, Any]] = [{"params": shared, "foreach": True}] if shared else []
+    return [*groups, {"params": others}] if others else groups
+
+
+def read_optimizer(
+    model: Model, optimizer: torch.optim.AdamW, step: int, method: str, ranks: Ranks = ALONE
+) -> TrainerState:
+    """The state to carry on, after `step` optimizer steps in all; only the first rank gets the tensors."""
     tensors: dict[str, torch.Tensor] = {}
     optimizer_step = 0
     for name, parameter in trainable_parameters(model).items():
         moments = optimizer.state[parameter]
         optimizer_step = int(moments["step"])
         for part, tensor in zip(PARTS, (parameter, moments["exp_avg"], moments["exp_avg_sq"]), strict=True):
-            tensors[f"{part}.{name}"] = tensor.detach().float().cpu().contiguous()
+            gathered = whole(tensor.detach())
+            if ranks.is_first:
+                tensors[f"{part}.{name}"] = gathered.float().cpu().contiguous()
     return TrainerState(step, method, tensors, optimizer_step)
 
 

@@ -14,11 +14,12 @@ from pipeline.params import TrainingParams
 from pipeline.policy import Model
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
 from pipeline.training.batching import Step, TrainingRow, collate
+from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import Entropy
 from pipeline.training.loss import Loss, StepSize, TokenLogprobs, grpo_loss
 from pipeline.training.memory import micro_batch_named
-from pipeline.training.recording import Logprobs, OnProgress, pad, unpad
+from pipeline.training.recording import Logprobs, OnProgress, count_tokens, pad, unpad
 from pipeline.training.schedule import learning_rate_at
 
 
@@ -42,6 +43,7 @@ class Trainer:
     reference: Logprobs | None
     on_progress: OnProgress
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    ranks: Ranks = ALONE
 
     @property
     def device(self) -> torch.device:
@@ -65,18 +67,22 @@ class Trainer:
         return pl.DataFrame(self.metrics, schema=TRAIN_STEPS.schema), self._token_logprobs(steps)
 
     def _take_step(self, number: int, step: Step) -> dict[str, Any]:
-        n_tokens = sum(len(self.rows[row].completion_token_ids) for row in step.rows)
+        n_tokens = count_tokens(self.rows, step.rows)
         size = StepSize(len(step.rows), n_tokens, self.max_completion_tokens)
         losses: list[Loss] = []
         entropy = 0.0
         self.optimizer.zero_grad(set_to_none=True)
-        for indices in step.micro_batches:
-            with micro_batch_named([self.rows[row] for row in indices]):
-                loss, entropy_sum = self._run_micro_batch(indices, size)
-                loss.loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss)
-            entropy += entropy_sum
-            self.on_progress(len(indices), sum(len(self.rows[row].completion_token_ids) for row in indices))
+        for turn in self.ranks.share(step.micro_batches):
+            with micro_batch_named([self.rows[row] for row in turn.rows]):
+                loss, entropy_sum = self._run_micro_batch(turn.rows, size)
+                (turn.weight * loss.loss).backward()  # type: ignore[no-untyped-call]
+            if turn.weight:
+                losses.append(loss)
+                entropy += entropy_sum
+            self.on_progress(len(turn.rows_of_all), count_tokens(self.rows, turn.rows_of_all))
+        if not self.metrics:
+            self.old = self.ranks.merge(self.old)
+        own = {**summarize(losses, n_tokens, self.reference is not None), "entropy": entropy / n_tokens}
         learning_rate = learning_rate_at(self.params, number)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -88,8 +94,7 @@ class Trainer:
             "epoch": step.epoch,
             "n_completions": size.n_completions,
             "n_tokens": size.n_tokens,
-            **summarize(losses, n_tokens, has_reference=self.reference is not None),
-            "entropy": entropy / n_tokens,
+            **combine(self.ranks.gather(own)),
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
         }
@@ -120,7 +125,8 @@ class Trainer:
             if parameter.grad is None:
                 # No token reached it (an expert, say). Adam would skip it, and its count of steps would fall behind.
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.params.max_grad_norm))
+        self.ranks.sum_gradients(parameters)
+        norm = self.ranks.clip_gradients(parameters, self.params.max_grad_norm)
         if not norm < float("inf"):
             problem = f"the gradient of step {number} is not finite ({norm}); the policy stays as it was"
             raise BadInput("data/training_set.parquet", problem, "Lower training.learning_rate, or look at its rows")
@@ -145,7 +151,7 @@ class Trainer:
 
 
 def summarize(losses: Sequence[Loss], n_tokens: int, has_reference: bool) -> dict[str, float | None]:
-    """The metrics of a step from the losses of its micro-batches; `n_tokens` is the step's."""
+    """What the losses of some micro-batches give to the metrics of their step, which has `n_tokens` tokens."""
 
     def total(name: str) -> float:
         return float(sum(getattr(loss, name).double() for loss in losses))
@@ -156,6 +162,19 @@ def summarize(losses: Sequence[Loss], n_tokens: int, has_reference: bool) -> dic
         "kl": total("kl_sum") / n_tokens if has_reference else None,
         "clip_fraction_low": total("clip_low_sum") / n_tokens,
         "clip_fraction_high": total("clip_high_sum") / n_tokens,
-        "ratio_max": max(float(loss.ratio_max) for loss in losses),
+        "ratio_max": max((float(loss.ratio_max) for loss in losses), default=0.0),
         "sampling_kl": total("sampling_kl_sum") / n_tokens,
     }
+
+
+def combine(parts: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """The metrics of a step from what each rank gives to them: sums, but for the largest ratio.
+
+    >>> combine([{"kl": 0.25, "ratio_max": 1.5}, {"kl": 0.5, "ratio_max": 1.25}])
+    {'kl': 0.75, 'ratio_max': 1.5}
+    """
+    combined: dict[str, float | None] = {}
+    for name in parts[0]:
+        values = [value for part in parts if (value := part[name]) is not None]
+        combined[name] = (max(values) if name == "ratio_max" else sum(values)) if values else None
+    return combined

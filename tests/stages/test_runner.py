@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,35 @@ def test_a_stage_that_fails_says_how_and_touches_nothing(
     assert ended.err.splitlines()[-1] == f"fake: error: {message}"
     assert ("Traceback (most recent call last)" in ended.err) == (kind == "bug")
     assert artifacts(folder) == before
+
+
+def test_of_several_ranks_only_the_first_speaks_and_writes(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = artifacts(folder)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(runner, "STARTED", time.monotonic())
+    with pytest.raises(FileNotFoundError):  # the record
+        run(doing(lambda: print("done")))
+    assert artifacts(folder) == before
+    monkeypatch.setenv("RANK", "0")
+    ended = run(doing(lambda: print("done")))
+    assert (ended.code, ended.record["kind"]) == (0, "ok")
+    assert ended.out.startswith("done\nfake: 3 things (")
+    assert artifacts(folder) != before
+
+
+def test_of_several_ranks_that_fail_the_first_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(runner, "STARTED", time.monotonic())
+    first = run(raising(BadInput("data/x.parquet", "row 3 is null", "Mend it")))
+    assert first.err == "fake: error: data/x.parquet: row 3 is null. Mend it.\n"
+    monkeypatch.setenv("RANK", "0")
+    second = run(raising(RuntimeError("Connection closed by peer")))
+    assert (second.code, second.err, second.record) == (1, "", first.record)
+    assert [file.name for file in (Path(".rollbook/exit")).iterdir()] == ["fake.json"]
 
 
 def test_an_exit_record_that_can_not_be_written_keeps_the_exit_code(

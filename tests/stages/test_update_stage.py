@@ -19,25 +19,15 @@ import torch
 
 from pipeline.errors import BadInput
 from pipeline.params import load_params
-from pipeline.table_io import read_table, write_json, write_table
-from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
+from pipeline.table_io import read_table, write_json
+from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
 from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import TokenStatistics
-from stages import paths, start, update
+from stages import paths, update
 from stages.runner import Result
 from tests.stage_runs import ROOT, write_params
 from tests.tiny_model import build_tiny_model
-from tests.tiny_updates import random_rows
-
-FOUR_STEPS: dict[str, Any] = {
-    "training.epochs": 2,
-    "training.minibatches": 2,
-    "training.max_tokens_per_microbatch": 32,
-    "training.learning_rate": 1e-2,
-    "training.lora": {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"},
-    "training.checkpoint_minutes": 0.0,
-}
-OUTPUTS = (paths.NEXT_POLICY, paths.NEXT_TRAINER_STATE, paths.TRAIN_STEPS, paths.TOKEN_LOGPROBS)
+from tests.update_stage import FOUR_STEPS, OUTPUTS, lay_out_update, write_training_set
 
 
 @pytest.fixture(autouse=True)
@@ -63,22 +53,9 @@ def lay_out(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
     def lay_out(changes: dict[str, Any]) -> None:
         monkeypatch.chdir(tmp_path)
-        write_params(tmp_path, {**FOUR_STEPS, **changes})
-        params = load_params()
-        shutil.copytree(base, paths.BASE)
-        start._lay_out(params)
-        start._write_reference(params)
-        write_training_set()
+        lay_out_update(base, changes)
 
     return lay_out
-
-
-def write_training_set(seed: int = 0) -> None:
-    rows = [
-        {**vars(row), "iteration": 0, "is_truncated": False, "advantage": round(row.advantage, 2)}
-        for row in random_rows(n_groups=5, seed=seed)
-    ]
-    write_table(pl.DataFrame(rows, schema=TRAINING_SET.schema), paths.TRAINING_SET, TRAINING_SET)
 
 
 def run() -> Result:

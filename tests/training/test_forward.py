@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,17 @@ from pipeline.errors import BadInput
 from pipeline.params import LoraParams
 from pipeline.policy import Model, create_adapter, load_model
 from pipeline.training import forward
-from pipeline.training.batching import TrainingRow, collate
-from pipeline.training.forward import check_head, head_of, is_packing, prepare_model, row_statistics
+from pipeline.training.batching import Step, TrainingRow, collate
+from pipeline.training.forward import (
+    TokenCounts,
+    check_head,
+    count_tokens,
+    head_of,
+    is_packing,
+    prepare_model,
+    row_statistics,
+)
+from pipeline.training.grouped_attention import GROUPED_ATTENTION
 from pipeline.training.logprobs import Head, TokenStatistics, token_statistics
 from tests.tiny_updates import CPU, TEMPERATURE, VOCABULARY, load_trainable, random_rows, ready
 
@@ -272,3 +282,43 @@ def test_a_config_says_how_logits_are_made(settings: dict[str, Any], expected: t
     assert (head.scale, head.cap) == expected
     assert head.weight is model.get_input_embeddings().weight
     assert head.bias is None
+
+
+# --- what it costs
+
+
+@pytest.mark.usefixtures("in_float32")
+def test_gradient_checkpointing_changes_memory_and_no_bit_of_a_gradient(policy: Path, base: Path) -> None:
+    rows = random_rows(n_groups=3)
+    found = []
+    for is_on in (False, True):
+        model = load_model(policy, base, CPU, torch.float32, is_trainable=True)
+        prepare_model(model, gradient_checkpointing=is_on)
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        kept: list[int] = []
+
+        def keep(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            total = row_statistics(model, rows, TEMPERATURE).logprobs.sum()
+        found.append((torch.autograd.grad(total, trainable), sum(kept)))
+    (plain, n_plain), (checkpointed, n_checkpointed) = found
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(checkpointed, plain, strict=True))
+    assert n_checkpointed < n_plain / 2
+
+
+def test_tokens_are_counted_as_they_are_run() -> None:
+    rows = [
+        TrainingRow("a/0", "a", [1, 2, 3], [4, 5], [0.0] * 2, 1.0),
+        TrainingRow("a/1", "a", [1, 2, 3], [6, 7, 8, 9], [0.0] * 4, 1.0),
+        TrainingRow("b/0", "b", [1], [5], [0.0], 1.0),
+    ]
+    steps = [Step(0, [[0, 1], [2]]), Step(1, [[0, 1, 2]])]
+    # Packed: 3 + 1 + 3 and 1 + 0; then all together. Padded: 2 x (3 + 4), of which 12 are real, and 1 x (1 + 1); then
+    # 3 x (3 + 4), of which 14 are.
+    packing: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=GROUPED_ATTENTION))
+    padding: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
+    assert count_tokens(packing, rows, steps) == TokenCounts(n_run=16, n_padding=0, n_predicting=14)
+    assert count_tokens(padding, rows, steps) == TokenCounts(n_run=37, n_padding=2 + 7, n_predicting=14)

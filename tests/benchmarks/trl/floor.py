@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.benchmarks.trl.flops import count_weights, matmul_peak, update_flops
+from pipeline.training.flops import count_weights, matmul_peak, update_flops
 from tests.benchmarks.trl.task import LORA_RANK, Method, Task
 from tests.benchmarks.trl.turns import Turns
 from tests.benchmarks.trl.workload import Workload
@@ -25,4 +25,5 @@ def run(side: str, task: Task, turns: Turns) -> None:
         n_prompt = sum(map(len, workload.prompt_token_ids(step)))
         lengths = workload.lengths(step)
         flops = update_flops(counts, n_prompt + sum(lengths) - len(lengths), sum(lengths))
-        turns.end(flops_per_second=matmul_peak(), update_flops=flops, n_threads=torch.get_num_threads())
+        peak = matmul_peak(torch.device("cpu"))
+        turns.end(flops_per_second=peak, update_flops=flops, n_threads=torch.get_num_threads())
