@@ -139,5 +139,5 @@ def test_an_update_of_nothing_starts_no_process(folder: Path, monkeypatch: pytes
     lay_out_update(folder / "model", {"training.mask_truncated": True, **TWO_RANKS})
     rows = pl.read_parquet(paths.TRAINING_SET).with_columns(is_truncated=True)
     write_table(rows, paths.TRAINING_SET, TRAINING_SET)
-    monkeypatch.setattr(update, "launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(update, "leave_to_ranks", lambda *_: pytest.fail("started"))
     assert update.update(load_params()).metrics["is_policy_unchanged"]
