@@ -8,7 +8,7 @@ Deviations from the papers:
 2. The KL of a token is weighted with that token's detached ratio, whatever the ratio of the policy term is: it is right
    off-policy, and changes nothing on-policy.
 3. N and T count the whole optimizer step, so that cutting it into micro-batches changes nothing.
-4. The reference is the base model for the whole run; DeepSeekMath renews it now and then.
+4. The reference stays what `reference` names for the whole run; DeepSeekMath renews it now and then.
 5. The entropy bonus is put together like the tokens of the loss, not always as a mean over tokens.
 """
 
