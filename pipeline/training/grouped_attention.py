@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from pipeline.policy import Model
 
 GROUPED_ATTENTION = "rollbook_grouped"
-SCORES_IN_ONE_PIECE = 1 << 22
+SCORES_IN_ONE_PIECE = 1 << 21
 """On a CPU: up to so many, torch's fused kernel is slower than plain products, and their memory is no matter."""
 
 
@@ -143,8 +143,21 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
     """[rows, heads, queries, size]; causal where there is no mask."""
-    if query.device.type == "cpu" and query.shape[:3].numel() * key.shape[2] <= SCORES_IN_ONE_PIECE:
-        return _attend_in_one_piece(query, key, value, mask, scaling or query.shape[3] ** -0.5)
+    if query.device.type != "cpu":
+        return _attend_fused(query, key, value, mask, scaling)
+    # In float32, whatever autocast says: the fused backward pass is twice as slow in bfloat16, and the scores of plain
+    # products would be rounded.
+    with torch.autocast("cpu", enabled=False):
+        wide = torch.promote_types(value.dtype, torch.float32)
+        query, key = query.to(wide), key.to(wide)
+        if query.shape[:3].numel() * key.shape[2] <= SCORES_IN_ONE_PIECE:
+            return _attend_in_one_piece(query, key, value, mask, scaling or query.shape[3] ** -0.5)
+        return _attend_fused(query, key, value.to(wide), mask, scaling).to(value.dtype)
+
+
+def _attend_fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -164,7 +177,7 @@ def _attend_in_one_piece(
     folded = (query * scaling).reshape(rows, key.shape[1], -1, size)  # the heads that share a key, one after another
     scores = (folded @ key.transpose(2, 3)).view(rows, n_heads, n_queries, key.shape[2])
     seen = torch.ones(n_queries, n_queries, dtype=torch.bool).tril() if mask is None else mask
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=3)
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=3).to(value.dtype)
     return (shares.view(rows, key.shape[1], -1, key.shape[2]) @ value).view(*scores.shape[:3], -1)
 
 
