@@ -28,7 +28,17 @@ from ruamel.yaml import YAML
 from tests.end_to_end.checkout import Checkout, make_model, person_environment
 
 RUN = "tiny"
-TIMINGS = ("seconds", "peak_memory_mb", "tokens_per_second")
+TIMINGS = (
+    "seconds",
+    "peak_memory_mb",
+    "tokens_per_second",
+    "flops_per_second",
+    "matmul_peak",
+    "peak_fraction",
+    "n_tokens_run",  # of the steps that were not taken from a checkpoint, as is the next
+    "padding_fraction",
+    "n_steps_resumed",
+)
 NOT_COMPARED = ("data/report.html",)
 """It shows timings."""
 
