@@ -63,6 +63,11 @@ def read_rows(training_set: pl.DataFrame, mask_truncated: bool) -> list[Training
     return [TrainingRow(**row) for row in rows.select(columns).iter_rows(named=True)]
 
 
+def count_completion_tokens(rows: Sequence[TrainingRow], indices: Sequence[int]) -> int:
+    """The completion tokens of the rows at `indices`."""
+    return sum(len(rows[index].completion_token_ids) for index in indices)
+
+
 def plan_steps(rows: Sequence[TrainingRow], epochs: int, minibatches: int, cut: Cut, *seed_parts: object) -> list[Step]:
     """`epochs` passes over the rows, each parted into up to `minibatches` steps of whole groups in a seeded order.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.policy import Model
-from pipeline.training.batching import Step, TrainingRow
+from pipeline.training.batching import Step, TrainingRow, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
 from pipeline.training.kl import completion_kl, penalize_kl
@@ -43,13 +43,8 @@ def record_logprobs(
             with micro_batch_named(chosen):
                 logprobs, _ = row_statistics(model, chosen, temperature, entropy="left_out")
             recorded |= unpad(logprobs, turn.rows, rows)
-            on_progress(len(turn.rows_of_all), count_tokens(rows, turn.rows_of_all))
+            on_progress(len(turn.rows_of_all), count_completion_tokens(rows, turn.rows_of_all))
     return ranks.merge(recorded)
-
-
-def count_tokens(rows: Sequence[TrainingRow], indices: Sequence[int]) -> int:
-    """The completion tokens of the rows at `indices`."""
-    return sum(len(rows[index].completion_token_ids) for index in indices)
 
 
 def unpad(logprobs: torch.Tensor, indices: Sequence[int], rows: Sequence[TrainingRow]) -> Logprobs:

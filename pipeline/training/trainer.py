@@ -13,13 +13,13 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
-from pipeline.training.batching import Step, TrainingRow, collate
+from pipeline.training.batching import Step, TrainingRow, collate, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import Entropy
 from pipeline.training.loss import Loss, StepSize, TokenLogprobs, grpo_loss
 from pipeline.training.memory import micro_batch_named
-from pipeline.training.recording import Logprobs, OnProgress, count_tokens, pad, unpad
+from pipeline.training.recording import Logprobs, OnProgress, pad, unpad
 from pipeline.training.schedule import learning_rate_at
 
 
@@ -67,7 +67,7 @@ class Trainer:
         return pl.DataFrame(self.metrics, schema=TRAIN_STEPS.schema), self._token_logprobs(steps)
 
     def _take_step(self, number: int, step: Step) -> dict[str, Any]:
-        n_tokens = count_tokens(self.rows, step.rows)
+        n_tokens = count_completion_tokens(self.rows, step.rows)
         size = StepSize(len(step.rows), n_tokens, self.max_completion_tokens)
         losses: list[Loss] = []
         entropy = 0.0
@@ -79,7 +79,7 @@ class Trainer:
             if turn.weight:
                 losses.append(loss)
                 entropy += entropy_sum
-            self.on_progress(len(turn.rows_of_all), count_tokens(self.rows, turn.rows_of_all))
+            self.on_progress(len(turn.rows_of_all), count_completion_tokens(self.rows, turn.rows_of_all))
         if not self.metrics:
             self.old = self.ranks.merge(self.old)
         own = {**summarize(losses, n_tokens, self.reference is not None), "entropy": entropy / n_tokens}
