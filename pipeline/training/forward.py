@@ -17,7 +17,7 @@ from pipeline.policy import Model, keep_score_cap
 from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps
 from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention
 from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
-from pipeline.training.packing import count_packed_tokens, cut_packed_rows, pack_rows
+from pipeline.training.packing import count_packed_tokens, cut_packed_rows, pack_rows, padded_length
 
 
 def prepare_model(model: Model, gradient_checkpointing: bool = False) -> None:
@@ -79,11 +79,13 @@ def count_tokens(model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step
         lengths = [(len(row.prompt_token_ids), len(row.completion_token_ids)) for row in chosen]
         n_predicting += sum(n_completion for _, n_completion in lengths)
         if is_packing(model):
-            n_run += count_packed_tokens(chosen)
+            n_real = count_packed_tokens(chosen)
+            n_all = padded_length(n_real)
         else:
+            n_real = sum(map(sum, lengths))
             n_all = len(chosen) * sum(map(max, zip(*lengths, strict=True)))
-            n_run += n_all
-            n_padding += n_all - sum(map(sum, lengths))
+        n_run += n_all
+        n_padding += n_all - n_real
     return TokenCounts(n_run, n_padding, n_predicting)
 
 
@@ -95,7 +97,8 @@ def row_statistics(
     The head sees only the hidden states that predict a completion token.
     """
     device = model.device
-    with torch.autocast(device.type, dtype=torch.bfloat16):
+    # A pass uses a weight once, so a cache of narrowed weights would keep them all for nothing.
+    with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
         hidden, token_ids = (_run_packed if is_packing(model) else _run_padded)(model, rows, device)
         flat = token_statistics(hidden, head_of(model), token_ids, temperature, entropy)
     lengths = [len(row.completion_token_ids) for row in rows]

@@ -27,7 +27,8 @@ SCORES_IN_ONE_PIECE = 1 << 21
 class Layout:
     """Where prompts and completions are in a packed row of L tokens: G prompts up to P long, N completions up to C.
 
-    Padding is on the right and points at place 0; what it gives is dropped, and nothing real sees it.
+    Padding, of both batches and of the row, is on the right and points at place 0; what it gives is dropped, and nothing
+    real sees it.
     """
 
     prompt_places: torch.Tensor  # [G, P] int64, places in the row
@@ -44,11 +45,12 @@ class Layout:
         prompts: Sequence[range],
         completions: Sequence[range],
         prompt_of_completion: Sequence[int],
+        n_tokens: int,
         device: torch.device,
     ) -> Layout:
-        """The layout of a row in which `prompts` and `completions` have these places."""
+        """The layout of a row of `n_tokens` in which `prompts` and `completions` have these places."""
         batches = _pad_places(prompts), _pad_places(completions)
-        restore = torch.empty(sum(map(len, [*prompts, *completions])), dtype=torch.int64)
+        restore = torch.zeros(n_tokens, dtype=torch.int64)
         first = 0
         for places, ranges in zip(batches, (prompts, completions), strict=True):
             for i, places_of_one in enumerate(ranges):

@@ -1,8 +1,8 @@
 """Groups packed into one row: the prompt of a group is run once, and each of its completions attends to it.
 
-A packed row is prompt, completion, completion, ..., prompt, completion, ... without padding. A token sees its own
-completion up to itself and that completion's prompt; positions go on from the prompt's end in each completion. With 8
-completions of 16 tokens on a prompt of 45, that is a third of the tokens of padded rows.
+A packed row is prompt, completion, completion, ..., prompt, completion, ..., and padding at its end alone. A token sees
+its own completion up to itself and that completion's prompt; positions go on from the prompt's end in each completion.
+With 8 completions of 16 tokens on a prompt of 45, that is a third of the tokens of padded rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import torch
 from pipeline.training.batching import TrainingRow
 from pipeline.training.grouped_attention import Layout
 
+LENGTH_BUCKET = 64
+"""Packed rows are this long or a multiple: oneDNN keeps a kernel of some megabytes for every shape it meets."""
+
 
 @dataclass(frozen=True)
 class PackedRow:
     """A packed row of L tokens, of which T predict a completion token.
 
-    `lengths` has the number of completion tokens of each training row, in the order they were given; the T targets
-    come in that order too. A prompt's last token predicts the first token of all its completions.
+    The T targets come in the order of the training rows. A prompt's last token predicts the first token of all its
+    completions.
     """
 
     input_ids: torch.Tensor  # [1, L] int64
@@ -30,7 +33,6 @@ class PackedRow:
     layout: Layout  # who sees whom
     predicting: torch.Tensor  # [T] int64, places in the row
     targets: torch.Tensor  # [T] int64, token ids
-    lengths: list[int]
 
 
 def cut_packed_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -61,6 +63,15 @@ def count_packed_tokens(rows: Sequence[TrainingRow]) -> int:
     return n_prompt + sum(len(row.completion_token_ids) - 1 for row in rows)
 
 
+def padded_length(n_tokens: int) -> int:
+    """How long the packed row of `n_tokens` is.
+
+    >>> padded_length(60), padded_length(64), padded_length(65)
+    (64, 64, 128)
+    """
+    return n_tokens + -n_tokens % LENGTH_BUCKET
+
+
 def _prompt_of(row: TrainingRow) -> tuple[str, list[int]]:
     return row.group_id, row.prompt_token_ids
 
@@ -89,11 +100,13 @@ def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
         targets += row.completion_token_ids
         ids += seen
         positions += range(n_prompt, n_prompt + len(seen))
+    padding = [0] * (padded_length(len(ids)) - len(ids))
+    ids += padding
+    positions += padding
     return PackedRow(
         input_ids=torch.tensor([ids], device=device),
         position_ids=torch.tensor([positions], device=device),
-        layout=Layout.of(prompts, completions, prompt_of_completion, device),
+        layout=Layout.of(prompts, completions, prompt_of_completion, len(ids), device),
         predicting=torch.tensor(predicting, device=device),
         targets=torch.tensor(targets, device=device),
-        lengths=[len(row.completion_token_ids) for row in rows],
     )

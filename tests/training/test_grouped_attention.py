@@ -70,7 +70,7 @@ def pack(groups: Groups) -> Packed:
             completions.append(range(len(positions), len(positions) + n))
             positions += range(n_prompt, n_prompt + n)
             prompt_of_completion.append(len(prompts) - 1)
-    return Packed(Layout.of(prompts, completions, prompt_of_completion, CPU), members, positions)
+    return Packed(Layout.of(prompts, completions, prompt_of_completion, len(positions), CPU), members, positions)
 
 
 def plain_attention(inputs: States, mask: torch.Tensor, scaling: float) -> torch.Tensor:
