@@ -7,6 +7,7 @@ the rollouts of a step. With LoRA, Rollbook's frozen base is bfloat16, as its st
 
 - `rollbook`: every group is trained on, in whole steps too, where no rewards of a group are all equal;
 - `rollbook-filtered` (whole steps): a share of the groups has equal rewards, and the filter drops it;
+- `rollbook-checkpointed`: the same as `rollbook` with gradient checkpointing, which TRL's defaults have;
 - `trl`: GRPOTrainer with its defaults, which trains on every group whatever its rewards;
 - `trl-uncheckpointed`: the same without gradient checkpointing, so faster and larger;
 - `padded` (updates): rows padded to the longest, logits everywhere, log_softmax.
@@ -37,7 +38,7 @@ from tests.benchmarks.trl.turns import SideProcess, take_turns
 from tests.benchmarks.trl.worker import SIDES
 
 SIDES_OF_PART: dict[Part, list[str]] = {
-    Part.UPDATE: ["rollbook", "trl", "padded"],
+    Part.UPDATE: ["rollbook", "rollbook-checkpointed", "trl", "padded"],
     Part.WHOLE: ["rollbook", "rollbook-filtered", "trl"],
 }
 

@@ -34,13 +34,17 @@ CPU = torch.device("cpu")
 
 
 def run(side: str, task: Task, turns: Turns) -> None:
-    """Steps of the task; `rollbook-filtered` meets groups with nothing to learn from, and drops them."""
+    """Steps of the task.
+
+    `rollbook-filtered` meets groups with nothing to learn from, and drops them; `rollbook-checkpointed` runs its layers
+    again in the backward pass.
+    """
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  (as the stage has it)
     workload = Workload(task)
     equal_fraction = task.equal_fraction if side == "rollbook-filtered" else 0.0
     with TemporaryDirectory() as folder:
-        policy = Policy(task, Path(folder) / "policy")
+        policy = Policy(task, Path(folder) / "policy", side == "rollbook-checkpointed")
         for step in range(task.n_steps):
             rollouts = given_rollouts(workload, step) if task.part is Part.UPDATE else None
             turns.begin()
@@ -62,7 +66,7 @@ def run(side: str, task: Task, turns: Turns) -> None:
 class Policy:
     """A model to sample from and to train, as the stages hand it on."""
 
-    def __init__(self, task: Task, folder: Path) -> None:
+    def __init__(self, task: Task, folder: Path, gradient_checkpointing: bool = False) -> None:
         self.base = Path(task.base)
         self.params = make_params(task)
         lora = task.method is Method.LORA
@@ -71,7 +75,7 @@ class Policy:
         self.folder = folder if lora else self.base
         dtype = torch.bfloat16 if lora else torch.float32
         self.model = load_model(self.folder, self.base, CPU, dtype, is_trainable=True)
-        prepare_model(self.model)
+        prepare_model(self.model, gradient_checkpointing)
         self.optimizer = make_optimizer(self.model, TrainerState(), self.params.training)
 
     def sample(self, workload: Workload, step: int) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from tests.benchmarks.trl.turns import Turns
 SIDES = {
     "rollbook": "rollbook",
     "rollbook-filtered": "rollbook",
+    "rollbook-checkpointed": "rollbook",
     "trl": "grpo_trainer",
     "trl-uncheckpointed": "grpo_trainer",
     "padded": "padded",
