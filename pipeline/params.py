@@ -13,6 +13,7 @@ from pipeline.errors import BadInput
 from pipeline.params_errors import explain
 from pipeline.params_sections import (
     BaseModelParams,
+    CodeParams,
     EvaluateParams,
     FilterParams,
     MathParams,
@@ -39,6 +40,7 @@ __all__ = [
     "PARAMS_FILE",
     "WHERE_SOURCES_LIVE",
     "BaseModelParams",
+    "CodeParams",
     "FilterParams",
     "LoraParams",
     "MathParams",

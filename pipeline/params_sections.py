@@ -20,7 +20,7 @@ Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 OnHealth = Literal["stop", "warn", "ignore"]
-VerifierName = Literal["math", "reasoning_gym", "none"]
+VerifierName = Literal["math", "reasoning_gym", "code", "none"]
 
 
 class Section(BaseModel):
@@ -174,6 +174,19 @@ class ReasoningGymParams(Section):
     time_limit_seconds: PositiveFloat = 5.0
 
 
+class CodeParams(Section):
+    """The verifier `code`: what keeps a solution in, and what running it may cost; a test is a case or an assert test.
+
+    `isolation` says what stands between the code and this machine; without bubblewrap that is another container's job.
+    """
+
+    isolation: Literal["bubblewrap", "outer_container_is_the_sandbox"] = "bubblewrap"
+    time_limit_seconds: PositiveFloat = 5.0
+    total_time_limit_seconds: PositiveFloat = 30.0
+    memory_mb: Annotated[int, Field(ge=64)] = 512
+    max_output_bytes: Positive = 1 << 20
+
+
 class TermParams(Section):
     """A term of the reward: `kind` names it in the registry (the term's own name where left out)."""
 
@@ -187,6 +200,7 @@ class ScoreParams(Section):
 
     math: MathParams = MathParams()
     reasoning_gym: ReasoningGymParams = ReasoningGymParams()
+    code: CodeParams = CodeParams()
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
     n_workers: Annotated[int, Field(gt=0, le=256)] = 2
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.params import ScoreParams
+from pipeline.rewards.code_verifier import CodeVerifier
 from pipeline.rewards.completion import Verdict
 from pipeline.rewards.math_verifier import MathVerifier
 from pipeline.rewards.reasoning_gym_verifier import ReasoningGymVerifier
@@ -17,7 +18,11 @@ NO_VERIFIER = "none"
 
 def make_verifiers(params: ScoreParams) -> dict[str, Verifier]:
     """Each verifier by the name that prompts give it; `none`, which judges nothing, is not among them."""
-    return {"math": MathVerifier(params.math), "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym)}
+    return {
+        "math": MathVerifier(params.math),
+        "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym),
+        "code": CodeVerifier(params.code),
+    }
 
 
 def judge_at_once(text: str, prompt: Prompt, verifiers: Mapping[str, Verifier]) -> Verdict | Question:

@@ -1,0 +1,128 @@
+"""Runs assert tests in a sandbox of their own, where the solution is not: they call it, and get plain values back."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+
+from .channel import Channel
+from .objects import MAX_MESSAGE_CHARACTERS
+from .values import decode, encode
+
+
+T = TypeVar("T")
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration)
+
+
+def main(results: int) -> None:
+    """Serve the scorer's requests until it goes."""
+    channel = Channel(results)
+    channel.confine()
+    while True:
+        channel.send(_run_test(channel, channel.receive()["test"]))
+
+
+def _run_test(channel: Channel, test: str) -> dict[str, Any]:
+    solution = _Solution(channel)
+    namespace: dict[str, Any] = {"__name__": "test"}
+    try:
+        compiled = compile(test, "test.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return {"broken": f"it can't be compiled: {type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]}
+    namespace |= {name: _Remote(solution, [name]) for name in channel.task["names"]}
+    try:
+        exec(compiled, namespace)
+    except BaseException as error:  # whatever a test raises, it did not pass
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
+        return {"has_passed": False, "message": message}
+    if not solution.n_requests:
+        return {"broken": "it passes without a call of the solution"}
+    return {"has_passed": True, "message": ""}
+
+
+class _Solution:
+    """The solution in its sandbox, through the scorer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.n_requests = 0
+
+    def do(self, operation: str, target: int | list[str], *args: Any, **kwargs: Any) -> Any:
+        """What `operation` on `target` gives: a plain value, or a stand-in for an object that stays where it is."""
+        self.n_requests += 1
+        request = {"operation": operation, "target": target, "args": encode(args)["tuple"], "kwargs": encode(kwargs)}
+        containers = [each for each in args if isinstance(each, list | dict | set)]
+        self._channel.send({"request": {**request, "wants_args": bool(containers)}})
+        reply = self._channel.receive()
+        if "args" in reply:
+            for before, after in zip(args, decode(reply["args"]), strict=True):
+                _make_equal(before, after)
+        if "raised" in reply:
+            raise _error(reply["raised"], reply["message"])
+        return _Remote(self, reply["object"]) if "object" in reply else decode(reply["value"])
+
+
+def _make_equal(before: Any, after: Any) -> None:
+    """Do to a mutable argument what the call did to it."""
+    if isinstance(before, list):
+        before[:] = after
+    elif isinstance(before, dict | set):
+        before.clear()
+        before.update(after)
+
+
+def _error(name: str, message: str) -> Exception:
+    """The built-in error of that name, which a test may expect.
+
+    A StopIteration would end a loop of the test over `map(function, inputs)` early, and pass it.
+    """
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS):
+        with suppress(TypeError):  # UnicodeDecodeError takes five arguments
+            return kind(message)
+    return RuntimeError(f"{name}: {message}")
+
+
+class _Remote:
+    """A stand-in for a function, class or object of the solution.
+
+    What it is asked goes to the solution, but for whether it is true or equal to something: nothing but a plain value
+    can be that.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, solution: _Solution, target: int | list[str]) -> None:
+        self.__solution = solution
+        self.__target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__solution.do("call", self.__target, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__solution.do("get", self.__target, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__solution.do("item", self.__target, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_exactly(list, self.__solution.do("list", self.__target)))
+
+    def __len__(self) -> int:
+        return _exactly(int, self.__solution.do("length", self.__target))
+
+    def __str__(self) -> str:
+        return _exactly(str, self.__solution.do("str", self.__target))
+
+    def __refuse(self, *_: Any) -> NoReturn:
+        raise TypeError("an object of the solution is no plain value, so it is neither true nor equal to anything")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __refuse
+
+
+def _exactly(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"the solution gave {type(value).__name__}, not {kind.__name__}")
+    return value

@@ -1,0 +1,88 @@
+"""Operations on what a solution defines, and on the objects that its functions return, each known by a number."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .values import NotPlainError, TooLargeError, decode, encode
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "get": lambda target, name: getattr(target, name),
+    "item": operator.getitem,
+    "list": list,
+    "length": len,
+    "str": str,
+}
+MAX_MESSAGE_CHARACTERS = 300
+
+
+class Objects:
+    """The module of a solution, and the objects that it handed out."""
+
+    def __init__(self, load: Callable[[], types.ModuleType]) -> None:
+        self._load = load
+        self._kept: list[Any] = []
+        self._namespace: dict[str, Any] = {}
+
+    def load(self) -> dict[str, Any]:
+        """Run the module: an empty reply, or what it raised."""
+        return self._reply(self._run_module)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request for an operation.
+
+        A request has `operation`, `target` (a path of names, or the number of an object), and the forms `args` and
+        `kwargs`. With `wants_args` the reply has the arguments as the call left them.
+        """
+        args: list[Any] = []
+
+        def run() -> Any:
+            args.extend(decode(request["args"]))
+            return OPERATIONS[request["operation"]](self._find(request["target"]), *args, **decode(request["kwargs"]))
+
+        reply = self._reply(run)
+        if request.get("wants_args"):
+            with suppress(NotPlainError, TooLargeError):
+                reply["args"] = encode(args)
+        return reply
+
+    def _run_module(self) -> None:
+        self._namespace = vars(self._load())
+
+    def _find(self, target: int | list[str]) -> Any:
+        if isinstance(target, int):
+            return self._kept[target]
+        found = self._namespace[target[0]]
+        for name in target[1:]:
+            found = getattr(found() if isinstance(found, type) else found, name)
+        return found
+
+    def _reply(self, run: Callable[[], Any]) -> dict[str, Any]:
+        try:
+            value = run()
+            return self._form(value)
+        except MemoryError:
+            return {"is_out_of_memory": True}
+        except TooLargeError:
+            return {"is_too_large": True}
+        except BaseException as error:  # a solution may raise anything, and a SystemExit ends nothing here
+            return {"raised": type(error).__name__, "message": _message(error)}
+
+    def _form(self, value: Any) -> dict[str, Any]:
+        try:
+            return {"value": encode(value)}
+        except NotPlainError:
+            self._kept.append(value)
+            return {"object": len(self._kept) - 1, "type": type(value).__name__}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:MAX_MESSAGE_CHARACTERS]
+    except BaseException:  # its own __str__ is broken too
+        return ""

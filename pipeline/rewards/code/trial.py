@@ -1,0 +1,182 @@
+"""A solution on trial: what it does with each hidden test of its prompt, in a sandbox for the completion.
+
+With assert tests there is a second sandbox, which has the tests; requests and replies pass through here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from pipeline.params import CodeParams
+from pipeline.rewards.code.comparison import equal_outputs, equal_values
+from pipeline.rewards.code.hidden_tests import AssertTests, CallTests, HiddenTests, ProgramTests
+from pipeline.rewards.code.inside.values import encode
+from pipeline.rewards.code.sandbox import Launch, ProtocolError, Sandbox, SandboxError, open_sandbox
+
+CHARACTERS_PER_BYTE = 6
+"""That JSON needs at most for a byte of text."""
+MAX_MESSAGE_CHARACTERS = 300
+MAX_THREADS = 32
+MAX_OPEN_FILES = 64
+_LIMIT_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)
+
+TestResult = str | None
+"""Why a solution fails a test, or None where it passes."""
+
+
+class LimitError(SandboxError):
+    """The solution went beyond a limit of memory, output, or processor time."""
+
+
+class SolutionError(Exception):
+    """The solution can't be run at all."""
+
+
+class BrokenTestError(Exception):
+    """A test can't judge any solution."""
+
+
+class Trial:
+    """One run of a solution; its time begins here."""
+
+    def __init__(self, code: str, params: CodeParams, launch: Launch) -> None:
+        self._code = code
+        self._params = params
+        self._launch = launch
+        self._end = time.monotonic() + params.total_time_limit_seconds
+
+    def results(self, tests: HiddenTests) -> Generator[TestResult, None, None]:
+        """One result per test, in order.
+
+        Raises:
+            SandboxError: the solution did something that ends the trial.
+            SolutionError: it can't be run.
+            BrokenTestError: a test is broken.
+        """
+        match tests:
+            case ProgramTests():
+                return self._run_programs(tests)
+            case CallTests():
+                return self._call_function(tests)
+            case AssertTests():
+                return self._run_asserts(tests)
+
+    def _run_programs(self, tests: ProgramTests) -> Generator[TestResult, None, None]:
+        with self._solution("program") as solution:
+            for case in tests.cases:
+                run = solution.ask({"stdin": case.stdin}, self._deadline())
+                if run["is_cut"]:
+                    raise LimitError(f"it wrote more than {self._params.max_output_bytes} bytes")
+                exit_code = os.waitstatus_to_exitcode(run["status"])
+                if -exit_code in _LIMIT_SIGNALS:
+                    raise LimitError(f"it was ended by {signal.Signals(-exit_code).name}")
+                if exit_code:
+                    yield f"it ended with exit code {exit_code}"
+                elif equal_outputs(case.stdout, run["stdout"], tests.compare, tests.tolerance):
+                    yield None
+                else:
+                    yield "it wrote something else"
+
+    def _call_function(self, tests: CallTests) -> Generator[TestResult, None, None]:
+        path = tests.function.split(".")
+        with self._solution("module") as solution:
+            self._load(solution)
+            for case in tests.cases:
+                args, kwargs = [encode(each) for each in case.args], encode(case.kwargs)
+                request = {"operation": "call", "target": path, "args": args, "kwargs": kwargs}
+                reply = _checked(solution.ask(request, self._deadline()))
+                if "raised" in reply:
+                    yield f"it raised {reply['raised']}: {reply['message']}"
+                elif "object" in reply:
+                    yield f"it returned an object of the type {reply['type']}, which is no plain value"
+                elif equal_values(encode(case.expected), reply["value"], tests.tolerance):
+                    yield None
+                else:
+                    yield "it returned something else"
+
+    def _run_asserts(self, tests: AssertTests) -> Generator[TestResult, None, None]:
+        with self._solution("module") as solution, self._sandbox("asserts", {"names": tests.names}) as asserts:
+            self._load(solution)
+            for number, test in enumerate(tests.tests, start=1):
+                said = self._run_test(test, solution, asserts)
+                if "broken" in said:
+                    raise BrokenTestError(f"metadata.tests.{number - 1}: {said['broken']}")
+                yield None if said["has_passed"] else str(said["message"])
+
+    def _run_test(self, test: str, solution: Sandbox, asserts: Sandbox) -> dict[str, Any]:
+        """What the sandbox with the tests says at the end of one, the solution's replies passed on until then."""
+        deadline = self._deadline()
+        said = asserts.ask({"test": test}, deadline)
+        while "request" in said:
+            reply = _checked(solution.ask(said["request"], deadline))
+            said = asserts.ask(reply, deadline)
+        return said
+
+    def _load(self, solution: Sandbox) -> None:
+        reply = _checked(solution.receive(self._deadline()))
+        if "raised" in reply:
+            raise SolutionError(f"it can't be run: {reply['raised']}: {reply['message']}")
+
+    def _solution(self, kind: Literal["program", "module"]) -> AbstractContextManager[Sandbox]:
+        return self._sandbox("solution", {"kind": kind, "code": self._code})
+
+    def _sandbox(self, module: Literal["solution", "asserts"], task: dict[str, Any]) -> AbstractContextManager[Sandbox]:
+        max_output_bytes = self._params.max_output_bytes
+        limits = _limits(self._params)
+        max_frame_bytes = CHARACTERS_PER_BYTE * max_output_bytes
+        whole = {**task, "limits": limits, "max_output_bytes": max_output_bytes, "max_frame_bytes": max_frame_bytes}
+        return open_sandbox(self._launch, module, whole, max_frame_bytes)
+
+    def _deadline(self) -> float:
+        return min(self._end, time.monotonic() + self._params.time_limit_seconds)
+
+
+def _limits(params: CodeParams) -> dict[str, int]:
+    """Resource limits by their names in the module resource."""
+    return {
+        "RLIMIT_AS": params.memory_mb << 20,
+        "RLIMIT_CPU": math.ceil(params.total_time_limit_seconds) + 1,
+        "RLIMIT_FSIZE": params.max_output_bytes,
+        "RLIMIT_NPROC": MAX_THREADS,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+    }
+
+
+_REPLIES: Sequence[dict[str, type | tuple[type, ...]]] = (
+    {"value": object},
+    {"object": int, "type": str},
+    {"raised": str, "message": str},
+)
+
+
+def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """`reply` if it is one of those that the runner of solutions gives; whoever wrote it, it may come from a solution.
+
+    Raises:
+        LimitError: it says that a limit was reached.
+        ProtocolError: it is none of them.
+    """
+    if reply.get("is_out_of_memory") is True:
+        raise LimitError("it ran out of memory")
+    if reply.get("is_too_large") is True:
+        raise LimitError("its result is too large, or nested too deep")
+    args = {"args": reply["args"]} if isinstance(reply.get("args"), list) else {}
+    for known in _REPLIES:
+        if reply.keys() - {"args"} == known.keys() and all(isinstance(reply[key], known[key]) for key in known):
+            return {**{key: _printable(reply[key]) if key != "value" else reply[key] for key in known}, **args}
+    raise ProtocolError("it sent what is no reply")
+
+
+def _printable(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return value[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
