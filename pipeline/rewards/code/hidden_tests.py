@@ -10,7 +10,16 @@ import json
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from pipeline.rewards.code.inside.values import NotPlainError, TooLargeError, encode
 
@@ -82,7 +91,7 @@ class ProgramTests(_Part):
 class CallCase(_Part):
     """The arguments of a call, and the value that it has to return."""
 
-    args: Annotated[list[Value], Field()] = []
+    args: list[Value] = []
     kwargs: dict[Name, Value] = {}
     expected: Value
 
@@ -91,20 +100,35 @@ class CallTests(_Part):
     """Calls of one function, or of a method (`Solution.two_sum`) on a new object for each call.
 
     Types count: 1 is not 1.0, and a tuple is not a list. With a `tolerance`, floats may be off by that much, as above.
+    `in_place` is the position of an argument that the call has to change: what it is then counts, and not what the call
+    returns.
     """
 
     kind: Literal["calls"]
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$")]
     cases: Annotated[list[CallCase], Field(min_length=1)]
     tolerance: Tolerance | None = None
+    in_place: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _has_the_argument(self) -> CallTests:
+        for number, case in enumerate(self.cases):
+            if self.in_place is not None and self.in_place >= len(case.args):
+                raise ValueError(f"case {number} has no argument {self.in_place} (in_place), only {len(case.args)}")
+        return self
 
 
 class AssertTests(_Part):
-    """Tests as Python text, each of which raises where it fails. `names` are those that the solution must define."""
+    """Tests as Python text, each of which raises where it fails. `names` are those that the solution must define.
+
+    With `in_place`, a call changes the lists, dicts and sets that it is given, as it does without a sandbox: a solution
+    can then change what a test compares with.
+    """
 
     kind: Literal["asserts"]
     names: Annotated[list[Name], Field(min_length=1)]
     tests: Annotated[list[Text], Field(min_length=1)]
+    in_place: bool = False
 
 
 HiddenTests = ProgramTests | CallTests | AssertTests

@@ -11,7 +11,6 @@ from pathlib import Path
 from pipeline.errors import BadInput
 from pipeline.params import PARAMS_FILE, CodeParams
 from pipeline.rewards.code import inside
-from pipeline.rewards.code.inside.channel import PLACE
 from pipeline.rewards.code.sandbox import Launch
 from pipeline.rewards.code.system_calls import filter_program
 
@@ -20,6 +19,8 @@ REMEDY = (
     "Score on Linux with bubblewrap (Debian, Ubuntu: `apt-get install bubblewrap libseccomp2`) and user namespaces. "
     "Only where another container has no network and nothing to lose, set it to outer_container_is_the_sandbox"
 )
+PLACE = "/rollbook"
+"""Where the package `inside` is in a sandbox."""
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _TMP_BYTES = 64 << 20

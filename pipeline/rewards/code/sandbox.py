@@ -24,7 +24,13 @@ from pipeline.rewards.code.inside.channel import HELLO
 START_SECONDS = 20.0
 """For bubblewrap and Python to start, on a machine with other things to do."""
 
-_BEGIN = "import sys; sys.path.insert(0, {place!r}); from inside import {module}; {module}.main(int(sys.argv[1]))"
+_BEGIN = """
+import sys
+sys.path.insert(0, {place!r})
+from inside import {module}
+del sys.path[0]
+{module}.main(int(sys.argv[1]))
+"""
 _END_SECONDS = 2.0
 _UIDS_OF_ROOT = "0 0 1\n1 65534 1\n"
 """Root and nobody, by the numbers that they have inside and outside."""
@@ -43,12 +49,29 @@ class DeadlineError(SandboxError):
 
 
 class EndedError(SandboxError):
-    """The process ended before it answered; a negative `exit_code` is the signal that ended it."""
+    """The process ended before it answered; a negative `exit_code` is a signal."""
 
-    def __init__(self, exit_code: int) -> None:
-        how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
-        super().__init__(f"it ended {how} before it answered")
-        self.is_limit = -exit_code in (signal.SIGXCPU, signal.SIGKILL)
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__(f"it {describe_end(exit_code)} before it answered")
+        self.is_limit = is_limit(exit_code)
+
+
+def describe_end(exit_code: int | None) -> str:
+    """How a process ended, from the exit code that subprocess gives; None where it has not ended.
+
+    >>> describe_end(3), describe_end(-11)
+    ('ended with exit code 3', 'was ended by SIGSEGV')
+    """
+    if exit_code is None:
+        return "closed its descriptors"
+    if exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def is_limit(exit_code: int | None) -> bool:
+    """Whether that is how the kernel ends a process that used too much processor time or memory."""
+    return exit_code is not None and -exit_code in (signal.SIGXCPU, signal.SIGKILL)
 
 
 class ProtocolError(SandboxError):
@@ -130,7 +153,7 @@ class Sandbox:
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # it closed its descriptors and lives on
-            return EndedError(0)
+            return EndedError(None)
         return EndedError(128 - code if code > 128 else code)  # bubblewrap adds 128 to a signal
 
 
@@ -150,7 +173,8 @@ def open_sandbox(
         try:
             if sandbox.receive(deadline) != HELLO:
                 raise ProtocolError("its first words were not hello")
-            sandbox.send({**task, "filter": launch.inner_filter.hex(), "is_isolated": launch.is_isolated}, deadline)
+            confinement = {"filter": launch.inner_filter.hex(), "is_root": launch.is_root}
+            sandbox.send({**task, **confinement, "is_isolated": launch.is_isolated}, deadline)
         except SandboxError as error:
             _end(process)
             assert process.stderr is not None
@@ -177,14 +201,9 @@ def _start(launch: Launch, module: str, stack: ExitStack, deadline: float) -> tu
             options += ["--info-fd", str(info_end), "--userns-block-fd", str(block_end)]
             passed += [info_end, block_end]
         begin = _BEGIN.format(place=launch.place, module=module)
-        process = subprocess.Popen(
+        process = _popen(
             [*launch.command, *options, *launch.python, "-c", begin, str(results_end)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": "0"},
-            pass_fds=passed,
-            start_new_session=True,
+            passed,
         )
         stack.callback(_close, process)
     assert process.stdin is not None
@@ -192,6 +211,21 @@ def _start(launch: Launch, module: str, stack: ExitStack, deadline: float) -> tu
     if launch.is_root:
         _map_users(info, block, deadline)
     return process, results
+
+
+def _popen(command: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={"PYTHONHASHSEED": "0"},  # so that a solution that prints a set does the same each time
+            pass_fds=passed,
+            start_new_session=True,
+        )
+    except OSError as error:  # no processes or no memory left
+        raise InfraError(f"the sandbox did not start: {error}") from error
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
@@ -17,14 +16,23 @@ from pipeline.params import CodeParams
 from pipeline.rewards.code.comparison import equal_outputs, equal_values
 from pipeline.rewards.code.hidden_tests import AssertTests, CallTests, HiddenTests, ProgramTests
 from pipeline.rewards.code.inside.values import encode
-from pipeline.rewards.code.sandbox import Launch, ProtocolError, Sandbox, SandboxError, open_sandbox
+from pipeline.rewards.code.sandbox import (
+    Launch,
+    ProtocolError,
+    Sandbox,
+    SandboxError,
+    describe_end,
+    is_limit,
+    open_sandbox,
+)
 
 CHARACTERS_PER_BYTE = 6
 """That JSON needs at most for a byte of text."""
+FRAME_BYTES = 1 << 14
+"""For what a message holds beside a result."""
 MAX_MESSAGE_CHARACTERS = 300
 MAX_THREADS = 32
 MAX_OPEN_FILES = 64
-_LIMIT_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)
 
 TestResult = str | None
 """Why a solution fails a test, or None where it passes."""
@@ -74,10 +82,10 @@ class Trial:
                 if run["is_cut"]:
                     raise LimitError(f"it wrote more than {self._params.max_output_bytes} bytes")
                 exit_code = os.waitstatus_to_exitcode(run["status"])
-                if -exit_code in _LIMIT_SIGNALS:
-                    raise LimitError(f"it was ended by {signal.Signals(-exit_code).name}")
+                if is_limit(exit_code):
+                    raise LimitError(f"it {describe_end(exit_code)}")
                 if exit_code:
-                    yield f"it ended with exit code {exit_code}"
+                    yield f"it {describe_end(exit_code)}"
                 elif equal_outputs(case.stdout, run["stdout"], tests.compare, tests.tolerance):
                     yield None
                 else:
@@ -90,18 +98,14 @@ class Trial:
             for case in tests.cases:
                 args, kwargs = [encode(each) for each in case.args], encode(case.kwargs)
                 request = {"operation": "call", "target": path, "args": args, "kwargs": kwargs}
-                reply = _checked(solution.ask(request, self._deadline()))
-                if "raised" in reply:
-                    yield f"it raised {reply['raised']}: {reply['message']}"
-                elif "object" in reply:
-                    yield f"it returned an object of the type {reply['type']}, which is no plain value"
-                elif equal_values(encode(case.expected), reply["value"], tests.tolerance):
-                    yield None
-                else:
-                    yield "it returned something else"
+                wants_args = {"wants_args": tests.in_place is not None}
+                reply = _checked(solution.ask({**request, **wants_args}, self._deadline()))
+                yield _call_result(reply, encode(case.expected), tests)
 
     def _run_asserts(self, tests: AssertTests) -> Generator[TestResult, None, None]:
-        with self._solution("module") as solution, self._sandbox("asserts", {"names": tests.names}) as asserts:
+        # The tests' own sandbox first: it starts before there is a solution that could hinder it.
+        task = {"names": tests.names, "in_place": tests.in_place}
+        with self._sandbox("asserts", task) as asserts, self._solution("module") as solution:
             self._load(solution)
             for number, test in enumerate(tests.tests, start=1):
                 said = self._run_test(test, solution, asserts)
@@ -116,6 +120,8 @@ class Trial:
         while "request" in said:
             reply = _checked(solution.ask(said["request"], deadline))
             said = asserts.ask(reply, deadline)
+        if "is_too_large" in said:
+            raise LimitError("a test hands it too large an argument")
         return said
 
     def _load(self, solution: Sandbox) -> None:
@@ -129,7 +135,7 @@ class Trial:
     def _sandbox(self, module: Literal["solution", "asserts"], task: dict[str, Any]) -> AbstractContextManager[Sandbox]:
         max_output_bytes = self._params.max_output_bytes
         limits = _limits(self._params)
-        max_frame_bytes = CHARACTERS_PER_BYTE * max_output_bytes
+        max_frame_bytes = CHARACTERS_PER_BYTE * max_output_bytes + FRAME_BYTES
         whole = {**task, "limits": limits, "max_output_bytes": max_output_bytes, "max_frame_bytes": max_frame_bytes}
         return open_sandbox(self._launch, module, whole, max_frame_bytes)
 
@@ -137,13 +143,27 @@ class Trial:
         return min(self._end, time.monotonic() + self._params.time_limit_seconds)
 
 
+def _call_result(reply: dict[str, Any], expected: Any, tests: CallTests) -> TestResult:
+    if "raised" in reply:
+        return f"it raised {reply['raised']}: {reply['message']}"
+    if tests.in_place is not None:
+        args = reply.get("args", [])
+        is_right = len(args) > tests.in_place and equal_values(expected, args[tests.in_place], tests.tolerance)
+        return None if is_right else f"it made something else of argument {tests.in_place}"
+    if "object" in reply:
+        return f"it returned an object of the type {reply['type']}, which is no plain value"
+    return None if equal_values(expected, reply["value"], tests.tolerance) else "it returned something else"
+
+
 def _limits(params: CodeParams) -> dict[str, int]:
     """Resource limits by their names in the module resource."""
+    # Outside a user namespace the processes of a user are counted over the whole machine.
+    threads = {"RLIMIT_NPROC": MAX_THREADS} if params.isolation == "bubblewrap" else {}
     return {
+        **threads,
         "RLIMIT_AS": params.memory_mb << 20,
         "RLIMIT_CPU": math.ceil(params.total_time_limit_seconds) + 1,
         "RLIMIT_FSIZE": params.max_output_bytes,
-        "RLIMIT_NPROC": MAX_THREADS,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,

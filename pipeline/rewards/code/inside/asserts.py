@@ -11,7 +11,6 @@ from .channel import Channel
 from .objects import MAX_MESSAGE_CHARACTERS
 from .values import decode, encode
 
-
 T = TypeVar("T")
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
@@ -53,8 +52,7 @@ class _Solution:
         """What `operation` on `target` gives: a plain value, or a stand-in for an object that stays where it is."""
         self.n_requests += 1
         request = {"operation": operation, "target": target, "args": encode(args)["tuple"], "kwargs": encode(kwargs)}
-        containers = [each for each in args if isinstance(each, list | dict | set)]
-        self._channel.send({"request": {**request, "wants_args": bool(containers)}})
+        self._channel.send({"request": {**request, "wants_args": self._channel.task["in_place"]}})
         reply = self._channel.receive()
         if "args" in reply:
             for before, after in zip(args, decode(reply["args"]), strict=True):

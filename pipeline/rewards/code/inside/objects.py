@@ -57,6 +57,8 @@ class Objects:
     def _find(self, target: int | list[str]) -> Any:
         if isinstance(target, int):
             return self._kept[target]
+        if target[0] not in self._namespace:
+            raise NameError(f"it does not define {target[0]}")
         found = self._namespace[target[0]]
         for name in target[1:]:
             found = getattr(found() if isinstance(found, type) else found, name)

@@ -12,7 +12,7 @@ import sys
 import types
 from typing import Any
 
-from .channel import PLACE, Channel
+from .channel import Channel
 from .objects import Objects
 
 
@@ -82,7 +82,6 @@ def _serve_calls(channel: Channel) -> None:
 def _execute(code: str, name: str) -> types.ModuleType:
     """Run `code` as the module `name`."""
     os.environ.clear()
-    sys.path[:] = [folder for folder in sys.path if folder != PLACE]
     module = types.ModuleType(name)
     sys.modules[name] = module
     sys.argv = ["solution.py"]
