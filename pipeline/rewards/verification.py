@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.params import ScoreParams
-from pipeline.rewards.code_verifier import CodeVerifier
+from pipeline.rewards.code.verifier import CodeVerifier
 from pipeline.rewards.completion import Verdict
 from pipeline.rewards.math_verifier import MathVerifier
 from pipeline.rewards.reasoning_gym_verifier import ReasoningGymVerifier

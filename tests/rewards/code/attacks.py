@@ -1,7 +1,7 @@
 """Solutions that are wrong and would like to be rewarded, or to do harm. Each says what has to come of it.
 
-They stand against the hidden tests of `f(x) = x * x`, unless they bring their own. `fools_an_exit_code` marks those that
-a harness passes that appends asserts to the solution and trusts the exit code.
+They stand against the hidden tests of `f(x) = x * x`, unless they bring their own. `fools_an_exit_code` marks those
+that a harness passes that appends asserts to the solution and trusts the exit code.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ while True:
     *(
         Attack(
             name,
-            f"import ctypes\ndef f(x):\n    got = ctypes.CDLL(None, use_errno=True).{call}\n    return x * x if got >= 0 else got",
+            f"import ctypes\ndef f(x):\n    got = ctypes.CDLL(None).{call}\n    return x * x if got >= 0 else got",
             "fail",
         )
         for name, call in (
@@ -401,7 +401,7 @@ while True:
     ),
     Attack(
         "threads_that_stay",
-        "import threading, time\nfor _ in range(4):\n    threading.Thread(target=time.sleep, args=(1000,)).start()\nprint(9)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nprint(9)",
         "timeout",
         PROGRAM,
     ),
@@ -413,7 +413,7 @@ while True:
     ),
     Attack(
         "subprocess",
-        "import subprocess, sys\ndef f(x):\n    return int(subprocess.check_output([sys.executable, '-c', 'print(9)']))",
+        "import subprocess, sys\ndef f(x):\n    return len(subprocess.check_output([sys.executable, '-c', '']))",
         "fail",
     ),
     Attack("exec", "import os, sys\ndef f(x):\n    os.execv(sys.executable, ['python', '-c', 'pass'])", "fail"),
@@ -456,7 +456,7 @@ while True:
     Attack("passwords", "def f(x):\n    return x * x if open('/etc/passwd').read() else 0", "fail"),
     Attack(
         "symlink_out",
-        "import os\ndef f(x):\n    os.symlink('/etc', '/tmp/etc')\n    return x * x if os.listdir('/tmp/etc/ssl') else 0",
+        "import os\ndef f(x):\n    os.symlink('/etc/ssl', '/tmp/x')\n    return x * x if os.listdir('/tmp/x') else 0",
         "fail",
     ),
     Attack(

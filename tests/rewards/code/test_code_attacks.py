@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.rewards.code import inside
 from tests.rewards.code.attacks import ATTACKS, Attack
-from tests.rewards.code.trials import needs_sandbox, survivors, tried, why_no_sandbox  # noqa: F401
+from tests.rewards.code.trials import needs_sandbox, survivors, tried
 
 pytestmark = needs_sandbox
 
