@@ -31,7 +31,7 @@ from inside import {module}
 del sys.path[0]
 {module}.main(int(sys.argv[1]))
 """
-_END_SECONDS = 2.0
+_END_SECONDS = 1.0
 _UIDS_OF_ROOT = "0 0 1\n1 65534 1\n"
 """Root and nobody, by the numbers that they have inside and outside."""
 

@@ -111,7 +111,7 @@ class Trial:
                 said = self._run_test(test, solution, asserts)
                 if "broken" in said:
                     raise BrokenTestError(f"metadata.tests.{number - 1}: {said['broken']}")
-                yield None if said["has_passed"] else str(said["message"])
+                yield None if said["has_passed"] else _printable(said["message"])
 
     def _run_test(self, test: str, solution: Sandbox, asserts: Sandbox) -> dict[str, Any]:
         """What the sandbox with the tests says at the end of one, the solution's replies passed on until then."""

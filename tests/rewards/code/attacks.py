@@ -435,7 +435,7 @@ while True:
     Attack(
         "unbounded_recursion_unlimited",
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(x):\n    return f(x) + 1",
-        "fail limit",
+        "fail limit timeout",
     ),
     Attack("segfault", "import ctypes\ndef f(x):\n    return ctypes.string_at(0)", "fail"),
     Attack("syntax_error", "def f(x) return", "fail"),
