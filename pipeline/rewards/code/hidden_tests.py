@@ -151,6 +151,7 @@ def read_tests(metadata: str) -> HiddenTests:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(["metadata", *(str(part) for part in first["loc"])])
+        inner = first["loc"][1:]  # without the kind, which pydantic names first
+        place = ".".join(["metadata", *map(str, inner)])
         rule = str(first["msg"]).removeprefix("Value error, ")
         raise ValueError(f"{place}: {first['input']!r:.100}: {rule}") from error

@@ -246,6 +246,26 @@ def f(x):
         {"kind": "asserts", "names": ["f"], "tests": ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]},
     ),
     Attack(
+        "blaming_the_test",
+        "class X:\n    def sort(self, **_):\n        return None\ndef f(x):\n    return X()",
+        "fail",
+        {"kind": "asserts", "names": ["f"], "tests": ["xs = f(3)\nxs.sort(key=lambda x: -x)\nassert xs == [3, 2]"]},
+    ),
+    Attack(
+        "answering_before_being_asked",
+        """
+import os
+frame = b'\\0\\0\\0\\x0e{"value":true}'
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, frame * 100)
+    except OSError:
+        pass
+""",
+        "fail",
+        ASSERTS,
+    ),
+    Attack(
         "overwriting_files",
         """
 import os

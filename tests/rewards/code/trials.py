@@ -16,7 +16,7 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
-from pipeline.rewards.code.hidden_tests import read_tests
+from pipeline.rewards.code.hidden_tests import HiddenTests, read_tests
 from pipeline.rewards.code.judging import Judgement, judge
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import Launch
@@ -38,6 +38,11 @@ def why_no_sandbox() -> str:
 
 
 needs_sandbox = pytest.mark.usefixtures("sandbox")
+
+
+def squares() -> HiddenTests:
+    """The usual hidden tests."""
+    return read_tests(json.dumps(SQUARES))
 
 
 @cache

@@ -34,8 +34,9 @@ def _run_test(channel: Channel, test: str) -> dict[str, Any]:
     try:
         exec(compiled, namespace)
     except BaseException as error:  # whatever a test raises, it did not pass
-        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
-        return {"has_passed": False, "message": message}
+        if solution.refused:
+            return {"broken": f"it hands the solution a {solution.refused}, which can't get from sandbox to sandbox"}
+        return {"has_passed": False, "message": f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]}
     if not solution.n_requests:
         return {"broken": "it passes without a call of the solution"}
     return {"has_passed": True, "message": ""}
@@ -47,19 +48,34 @@ class _Solution:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.n_requests = 0
+        self.refused = ""
+        self._has_given_objects = False
 
     def do(self, operation: str, target: int | list[str], *args: Any, **kwargs: Any) -> Any:
         """What `operation` on `target` gives: a plain value, or a stand-in for an object that stays where it is."""
         self.n_requests += 1
-        request = {"operation": operation, "target": target, "args": encode(args)["tuple"], "kwargs": encode(kwargs)}
-        self._channel.send({"request": {**request, "wants_args": self._channel.task["in_place"]}})
+        forms = {"args": encode(args, self._stand_in)["tuple"], "kwargs": encode(kwargs, self._stand_in)}
+        request = {"operation": operation, "target": target, "wants_args": self._channel.task["in_place"]}
+        self._channel.send({"request": {**request, **forms}})
         reply = self._channel.receive()
         if "args" in reply:
             for before, after in zip(args, decode(reply["args"]), strict=True):
                 _make_equal(before, after)
         if "raised" in reply:
             raise _error(reply["raised"], reply["message"])
-        return _Remote(self, reply["object"]) if "object" in reply else decode(reply["value"])
+        if "object" in reply:
+            self._has_given_objects = True
+            return _Remote(self, reply["object"])
+        return decode(reply["value"])
+
+    def _stand_in(self, value: object) -> dict[str, Any]:
+        """The form of an object of the solution that a test hands back to it."""
+        if isinstance(value, _Remote):
+            return {"object": value._Remote__target}
+        kind = type(value).__name__
+        if not self._has_given_objects:  # whose methods are the solution's, so that the test may not be to blame
+            self.refused = kind
+        raise TypeError(f"a {kind} can't get to the solution")
 
 
 def _make_equal(before: Any, after: Any) -> None:

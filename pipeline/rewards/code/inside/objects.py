@@ -42,8 +42,9 @@ class Objects:
         args: list[Any] = []
 
         def run() -> Any:
-            args.extend(decode(request["args"]))
-            return OPERATIONS[request["operation"]](self._find(request["target"]), *args, **decode(request["kwargs"]))
+            args.extend(decode(request["args"], self._find))
+            kwargs = decode(request["kwargs"], self._find)
+            return OPERATIONS[request["operation"]](self._find(request["target"]), *args, **kwargs)
 
         reply = self._reply(run)
         if request.get("wants_args"):

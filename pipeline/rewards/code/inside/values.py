@@ -8,7 +8,8 @@ An instance of a subclass is what its base holds: methods of its own have no say
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
@@ -22,8 +23,8 @@ class NotPlainError(Exception):
     """A value is, or holds, an object that is no plain value."""
 
 
-def encode(value: object) -> Any:
-    """`value` in its JSON form.
+def encode(value: object, stand_in: Callable[[object], Any] | None = None) -> Any:
+    """`value` in its JSON form; an object that is no plain value has the form that `stand_in` makes of it.
 
     >>> encode([1, 1.0, True, "a", None])
     [{'int': '0x1'}, {'float': '0x1.0000000000000p+0'}, True, 'a', None]
@@ -32,13 +33,19 @@ def encode(value: object) -> Any:
 
     Raises:
         TooLargeError: deeper than `MAX_DEPTH`, or more than `MAX_VALUES` values.
-        NotPlainError: neither None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset nor dict.
+        NotPlainError: neither None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset nor dict, and
+            there is no `stand_in`.
     """
-    return _Encoder().encode(value, 0)
+    return _Encoder(stand_in or _refuse).encode(value, 0)
+
+
+def _refuse(value: object) -> NoReturn:
+    raise NotPlainError(type(value).__name__)
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, stand_in: Callable[[object], Any]) -> None:
+        self._stand_in = stand_in
         self._n_values = 0
 
     def encode(self, value: object, depth: int) -> Any:
@@ -71,11 +78,11 @@ class _Encoder:
             return {"set": sorted((self.encode(each, depth) for each in set.__iter__(value)), key=text_of)}
         if isinstance(value, frozenset):
             return {"frozenset": sorted((self.encode(each, depth) for each in frozenset.__iter__(value)), key=text_of)}
-        raise NotPlainError(type(value).__name__)
+        return self._stand_in(value)
 
 
-def decode(form: Any) -> Any:
-    """The value whose form is `form`.
+def decode(form: Any, find: Callable[[Any], Any] | None = None) -> Any:
+    """The value whose form is `form`; `find` gives the object for a stand-in, `{"object": ...}`.
 
     >>> decode(encode({"a": (1, {2.5})}))
     {'a': (1, {2.5})}
@@ -86,27 +93,33 @@ def decode(form: Any) -> Any:
     if form is None or isinstance(form, bool | str):
         return form
     if isinstance(form, list):
-        return [decode(each) for each in form]
+        return [decode(each, find) for each in form]
     if not isinstance(form, dict) or len(form) != 1:
         raise ValueError(f"no form of a value: {form!r:.100}")
     ((kind, content),) = form.items()
-    if kind not in _DECODERS:
-        raise ValueError(f"no kind of value: {kind!r:.100}")
     try:
-        return _DECODERS[kind](content)
+        if kind in _ATOMS:
+            return _ATOMS[kind](content)
+        if kind in _CONTAINERS:
+            return _CONTAINERS[kind](decode(each, find) for each in content)
+        if kind == "object" and find is not None:
+            return find(content)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"no form of a value: {form!r:.100}") from error
+    raise ValueError(f"no kind of value: {kind!r:.100}")
 
 
-_DECODERS: dict[str, Any] = {
+_ATOMS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "complex": complex,
     "bytes": bytes.fromhex,
-    "tuple": lambda forms: tuple(decode(each) for each in forms),
-    "set": lambda forms: {decode(each) for each in forms},
-    "frozenset": lambda forms: frozenset(decode(each) for each in forms),
-    "dict": lambda pairs: {decode(key): decode(each) for key, each in pairs},
+}
+_CONTAINERS: dict[str, Callable[[Iterator[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
 }
 
 
