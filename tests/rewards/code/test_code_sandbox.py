@@ -147,7 +147,11 @@ def test_the_canary_refuses_a_sandbox_that_does_not_start() -> None:
 def test_the_canary_refuses_a_sandbox_with_a_hole(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = marked_launch()
     if hole == "files":
-        launch = replace(launch, command=(launch.command[0], "--ro-bind", "/", "/", *launch.command[1:]))
+        end = launch.command.index("--remount-ro")
+        here = [str(folder) for folder in (*reversed(Path.cwd().parents), Path.cwd())][1:]
+        opened = [option for folder in here for option in ("--perms", "0755", "--dir", folder)]
+        bind = (*opened, "--ro-bind", here[-1], here[-1])
+        launch = replace(launch, command=(*launch.command[:end], *bind, *launch.command[end:]))
     elif hole == "no_filter":
         launch = replace(launch, inner_filter=b"", outer_filter=b"")
     elif hole == "no_inner_filter":
