@@ -16,7 +16,7 @@ from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
 from pipeline.presets import describe_method
-from pipeline.rewards.terms import load_terms
+from pipeline.rewards.registry import load_terms
 from pipeline.summary import decimal, facts
 
 DATA = Path("data")

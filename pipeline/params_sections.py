@@ -21,6 +21,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 OnHealth = Literal["stop", "warn", "ignore"]
 VerifierName = Literal["math", "reasoning_gym", "none"]
+ShadowName = Literal["math", "reasoning_gym"]
 
 
 class Section(BaseModel):
@@ -175,19 +176,29 @@ class ReasoningGymParams(Section):
 
 
 class TermParams(Section):
-    """A term of the reward: `kind` names it in the registry (the term's own name where left out)."""
+    """A term of the reward: `kind` names it in the registry (the term's own name where left out).
+
+    A `gated` one counts only where the completion is correct; without one that is `required` there is no reward.
+    """
 
     weight: Finite
     kind: str | None = None
+    gated: bool = False
+    required: bool = True
     params: dict[str, Any] = {}
 
 
 class ScoreParams(Section):
-    """How a completion becomes a reward: the verifiers' settings and the weighted terms."""
+    """How a completion becomes a reward: the verifiers' settings, the weighted terms, and bounds of their sum.
+
+    `shadow_verifiers` judge every completion beside the prompt's own verifier; what they say is recorded, not rewarded.
+    """
 
     math: MathParams = MathParams()
     reasoning_gym: ReasoningGymParams = ReasoningGymParams()
+    shadow_verifiers: list[ShadowName] = []
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
+    clip: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None
     n_workers: Annotated[int, Field(gt=0, le=256)] = 2
 
     @field_validator("terms")
@@ -196,6 +207,20 @@ class ScoreParams(Section):
         for name in value:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise ValueError(f"{name!r} is no name for a term: it becomes a column, so use a-z, 0-9 and _")
+        return value
+
+    @field_validator("shadow_verifiers")
+    @classmethod
+    def _are_distinct(cls, value: list[ShadowName]) -> list[ShadowName]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"{value} names a verifier twice")
+        return value
+
+    @field_validator("clip")
+    @classmethod
+    def _is_a_range(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError(f"{value} is no range: the first bound must be below the second")
         return value
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.params import MathParams
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.math_verifier import MathVerifier, reference_in
 from pipeline.rewards.verifier import Prompt, Question
+from pipeline.rewards.verifiers.math import MathVerifier, reference_in
 from tests.rewards.frames import score
 
 HANDED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))

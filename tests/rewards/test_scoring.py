@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
 from pipeline.params import ScoreParams
-from pipeline.rewards import terms
+from pipeline.rewards import registry
 from pipeline.rewards.scoring import score_completions
 from pipeline.tables import REWARDS
 from tests.rewards import user_terms
@@ -49,7 +49,7 @@ def test_is_correct_comes_from_the_verifier_also_where_no_term_uses_it() -> None
 
 
 def test_a_null_term_makes_the_reward_null_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "user", user_terms)
+    monkeypatch.setattr(registry, "user", user_terms)
     both = {"correct": {"weight": 1.0}, "mine": {"weight": 0.5, "kind": "obedient"}}
     texts = ["7", "none", "7", "raise"]
     scores = score_completions(rollouts(texts), prompts(["7", "7", "", ""]), params(terms=both))
@@ -82,7 +82,7 @@ def test_n_in_n_out_in_the_order_they_came() -> None:
     answers: list[str | None] = [rf"\sqrt{{{i}}}" for i in range(20)]
     seen: list[int] = []
     asked = params(math={"extract": "boxed", "time_limit_seconds": 1.0})
-    scores = score_completions(rollouts(texts, ids), prompts(answers), asked, seen.append)
+    scores = score_completions(rollouts(texts, ids), prompts(answers), asked, lambda n, _: seen.append(n))
     assert scores["completion_id"].to_list() == [f"c{i}" for i in range(n)]
     assert sum(seen) == n
     # sqrt(i) is the root of its own prompt's number, and a bare i where that is i * i

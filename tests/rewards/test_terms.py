@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.params import TermParams
-from pipeline.rewards import correct, format, terms
+from pipeline.rewards import registry, term_values
 from pipeline.rewards.completion import Completion
-from pipeline.rewards.terms import Term, apply_term, load_terms
+from pipeline.rewards.registry import Term, load_terms
+from pipeline.rewards.term_values import apply_term
+from pipeline.rewards.terms import correct, format
 from pipeline.rewards.user import brevity
 from pipeline.rewards.workers import Workers, start_workers
 from tests.rewards import user_terms
@@ -25,11 +27,15 @@ from tests.rewards.user_terms import obedient
 def completion(text: str = "12", **changes: Any) -> Completion:
     fields: dict[str, Any] = {
         "completion_id": "c0",
+        "group_id": "g0",
+        "prompt_id": "p0",
+        "source": "file",
         "messages": ({"role": "user", "content": "?"},),
-        "completion_text": text,
-        "finish_reason": "stop",
         "answer": "12",
         "metadata": None,
+        "completion_text": text,
+        "completion_token_ids": range(len(text)),
+        "finish_reason": "stop",
         "is_correct": True,
         "partial_score": 1.0,
         "extracted_answer": text,
@@ -43,12 +49,12 @@ def load(**params: dict[str, Any]) -> list[Term]:
 
 @pytest.fixture
 def with_test_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "user", user_terms)
+    monkeypatch.setattr(registry, "user", user_terms)
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with start_workers(2, [obedient.__name__, terms.__name__], []) as started:
+    with start_workers(2, [obedient.__name__, term_values.__name__], []) as started:
         yield started
 
 
@@ -85,12 +91,12 @@ def test_brevity() -> None:
 
 def test_terms_are_found_by_kind() -> None:
     found = load(correct={}, terse={"kind": "brevity", "weight": 0.5, "params": {"max_characters": 3}})
-    assert [(term.name, term.weight, term.is_users_own, term.needs_verdict) for term in found] == [
+    assert [(term.name, term.settings.weight, term.runs_in_worker, term.needs_verdict) for term in found] == [
         ("correct", 1.0, False, True),
         ("terse", 0.5, True, False),
     ]
     assert found[1].params == brevity.Params(max_characters=3)
-    assert found[0].module == "pipeline.rewards.correct"
+    assert found[0].module == "pipeline.rewards.terms.correct"
 
 
 @pytest.mark.usefixtures("with_test_terms")
@@ -105,7 +111,7 @@ def test_a_term_without_params_takes_none(workers: Workers) -> None:
 
 @pytest.mark.usefixtures("with_test_terms")
 def test_a_users_term_that_fails_costs_its_own_completion(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "USER_TIME_LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(term_values, "USER_TIME_LIMIT_SECONDS", 1.0)
     (term,) = load(mine={"kind": "obedient", "params": {"factor": 0.5}})
     told = ["", "raise", "nan", "inf", "text", "none", "true", "die", "sleep", "on"]
     wrong = completion("off", is_correct=False)
@@ -133,7 +139,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown kind under another name": (
         {"mine": {"kind": "os.path"}},
-        r"score\.terms\.mine\.kind: there is no kind of term 'os\.path'",
+        r"score\.terms\.mine\.kind: 'os\.path' is a function from elsewhere, which DVC doesn't watch",
     ),
     "unknown param": (
         {"correct": {"params": {"partial": True}}},
@@ -166,7 +172,7 @@ def test_bad_params_name_their_key(name: str) -> None:
     ("source", "message"),
     [
         ("import nowhere", r"broken\.py can't be imported: ModuleNotFoundError: No module named 'nowhere'\. Mend"),
-        ("def scores(): ...", r"broken\.py has no function `score`\. Add"),
+        ("def scores(): ...", r"broken\.py has none of the functions `score`"),
     ],
 )
 def test_a_users_module_that_cannot_be_used(
@@ -178,7 +184,7 @@ def test_a_users_module_that_cannot_be_used(
     (package / "broken.py").write_text(source)
     (package / "format.py").write_text("def score(completion, params): return 1.0")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(terms, "user", _imported("made_up_terms"))
+    monkeypatch.setattr(registry, "user", _imported("made_up_terms"))
     for name in ("made_up_terms", "made_up_terms.broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(BadInput, match=r"score\.terms\.broken: made_up_terms/" + message):

@@ -95,6 +95,7 @@ def test_metrics_of_completions_that_cannot_be_scored_are_null() -> None:
         "reward_mean": None,
         "pass_rate": None,
         "term_means": {"correct": None},
+        "shadows": {},
     }
 
 
