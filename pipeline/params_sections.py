@@ -20,8 +20,8 @@ Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 OnHealth = Literal["stop", "warn", "ignore"]
-VerifierName = Literal["math", "reasoning_gym", "none"]
-ShadowName = Literal["math", "reasoning_gym"]
+VerifierName = Literal["math", "reasoning_gym", "json_answer", "tool_calls", "none"]
+ShadowName = Literal["math", "reasoning_gym", "json_answer", "tool_calls"]
 
 
 class Section(BaseModel):
@@ -58,7 +58,10 @@ class ReasoningGymTask(Section):
 
 
 class PromptSource(Section):
-    """Where prompts come from: exactly one of `reasoning_gym`, `file` and `dataset`."""
+    """Where prompts come from: exactly one of `reasoning_gym`, `file` and `dataset`.
+
+    `prompt`, `answer`, `metadata` and `verifier` name columns of a file or data set.
+    """
 
     reasoning_gym: Annotated[list[ReasoningGymTask], Field(min_length=1)] | None = None
     size: Positive | None = None
@@ -69,22 +72,25 @@ class PromptSource(Section):
     revision: str | None = None
     prompt: str | None = None
     answer: str | None = None
+    metadata: str | None = None
+    verifier: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> PromptSource:
         needs = {
             "reasoning_gym": ("size", "seed"),
-            "file": ("prompt", "answer"),
-            "dataset": ("split", "revision", "prompt", "answer"),
+            "file": ("prompt",),
+            "dataset": ("split", "revision", "prompt"),
         }
+        columns = ("answer", "metadata", "verifier")  # what a row may have beside its prompt
         given = [name for name in needs if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(needs)}, not {given or 'none'}")
-        for key in ("size", "seed", "split", "revision", "prompt", "answer"):
+        for key in ("size", "seed", "split", "revision", "prompt", *columns):
             is_needed, is_given = key in needs[given[0]], getattr(self, key) is not None
-            if is_needed and not is_given and key != "answer":
+            if is_needed and not is_given:
                 raise ValueError(f"{given[0]} needs {key}")
-            if is_given and not is_needed:
+            if is_given and not is_needed and (key not in columns or given[0] == "reasoning_gym"):
                 raise ValueError(f"{key} does not go with {given[0]}")
         return self
 
@@ -175,6 +181,20 @@ class ReasoningGymParams(Section):
     time_limit_seconds: PositiveFloat = 5.0
 
 
+class JsonAnswerParams(Section):
+    """The verifier `json_answer`: where the JSON stands in a completion."""
+
+    extract: Literal["whole", "answer_tag", "code_block"] = "whole"
+    time_limit_seconds: PositiveFloat = 5.0
+
+
+class ToolCallsParams(Section):
+    """The verifier `tool_calls`: where the calls stand in a completion."""
+
+    extract: Literal["tool_call_tag", "whole"] = "tool_call_tag"
+    time_limit_seconds: PositiveFloat = 5.0
+
+
 class TermParams(Section):
     """A term of the reward: `kind` names it in the registry (the term's own name where left out).
 
@@ -196,6 +216,8 @@ class ScoreParams(Section):
 
     math: MathParams = MathParams()
     reasoning_gym: ReasoningGymParams = ReasoningGymParams()
+    json_answer: JsonAnswerParams = JsonAnswerParams()
+    tool_calls: ToolCallsParams = ToolCallsParams()
     shadow_verifiers: list[ShadowName] = []
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
     clip: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.params import ScoreParams
 from pipeline.rewards.completion import Verdict
 from pipeline.rewards.verifier import Prompt, Question, Verifier, unjudged, wrong
+from pipeline.rewards.verifiers.json_answer import JsonAnswerVerifier
 from pipeline.rewards.verifiers.math import MathVerifier
 from pipeline.rewards.verifiers.reasoning_gym import ReasoningGymVerifier
+from pipeline.rewards.verifiers.tool_calls import ToolCallsVerifier
 from pipeline.rewards.workers import Call, Outcome, Workers, WorkersOnDemand
 
 NO_VERIFIER = "none"
@@ -17,7 +19,12 @@ NO_VERIFIER = "none"
 
 def make_verifiers(params: ScoreParams) -> dict[str, Verifier]:
     """Each verifier by the name that prompts give it; `none`, which judges nothing, is not among them."""
-    return {"math": MathVerifier(params.math), "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym)}
+    return {
+        "math": MathVerifier(params.math),
+        "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym),
+        "json_answer": JsonAnswerVerifier(params.json_answer),
+        "tool_calls": ToolCallsVerifier(params.tool_calls),
+    }
 
 
 def verify(
