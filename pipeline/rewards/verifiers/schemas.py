@@ -24,6 +24,8 @@ def check_schema(schema: Any) -> str | None:
     >>> check_schema({"type": "object"}), check_schema({"type": "objekt"})
     (None, "it is no JSON Schema: 'objekt' is not valid under any of the given schemas")
     """
+    if not isinstance(schema, dict | bool):
+        return f"it is no JSON Schema: {schema!r:.100} is neither an object nor a boolean"
     outside = next((reference for reference in _references(schema) if not reference.startswith("#")), None)
     if outside is not None:
         return f"it refers to {outside!r}, and only references within the schema, such as #/$defs/x, are followed"
