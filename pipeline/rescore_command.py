@@ -20,6 +20,15 @@ from pipeline.versioning.git import git
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import select_iterations
 
+HEADINGS = {
+    "became_correct": "to correct",
+    "became_wrong": "to wrong",
+    "lost_verdict": "to null",
+    "got_verdict": "from null",
+    "reward_changed": "reward only",
+}
+"""The changes that are counted: four of the verdict, and a reward that is another while the verdict is the same."""
+
 SHOWN_CHARACTERS = 240
 """Of a text, from its end, where answers are."""
 
@@ -37,9 +46,11 @@ def rescore_iterations(
     repository = Repository.find()
     chosen = select_iterations(repository, wanted)
     console = Console(highlight=False)
-    table = Table("iteration", "pass rate", "reward", box=None, padding=(0, 2, 0, 0))
-    for change in CHANGES[:-1]:
-        table.add_column(change.replace("_", " "), justify="right")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("iteration", "pass rate", "mean reward"):
+        table.add_column(heading, no_wrap=True)
+    for heading in HEADINGS.values():
+        table.add_column(heading, justify="right")
     found: list[dict[str, Any]] = []
     n_shown: Counter[str] = Counter()
     for each in rescore(repository, name.partition("/")[0], chosen, load_params().score, examples):
@@ -66,12 +77,13 @@ def _cells(rescored: Rescored) -> list[str]:
     counts = dict(scores["change"].value_counts().iter_rows())
     rates = f"{percent(scores['is_correct'].mean())} -> {percent(scores['is_correct_now'].mean())}"
     rewards = f"{_mean(scores['reward'])} -> {_mean(scores['reward_now'])}"
-    return [rescored.name, rates, rewards, *(decimal(counts.get(change, 0)) for change in CHANGES[:-1])]
+    number = rescored.name.rpartition("/")[2]
+    return [number, rates, rewards, *(decimal(counts.get(change, 0)) for change in HEADINGS)]
 
 
 def _mean(values: pl.Series) -> str:
     mean = values.mean()
-    return MISSING if mean is None else f"{mean:.3f}"
+    return f"{mean:.3f}" if isinstance(mean, float) else MISSING
 
 
 def _example(row: dict[str, Any]) -> Text:
