@@ -21,7 +21,7 @@ from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import select_iterations
 
 HEADINGS = {
-    "became_correct": "to correct",
+    "became_correct": "to right",
     "became_wrong": "to wrong",
     "lost_verdict": "to null",
     "got_verdict": "from null",

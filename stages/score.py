@@ -41,7 +41,7 @@ def score(params: Params) -> Result:
     prompt_ids = rollouts.select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
     with progress("scoring", prompt_ids.len(), "with a score_error", is_rate=False) as advance:
-        shards = _score_in_shards(_batches(rollouts, scorer), scorer, _folder(params.score), advance)
+        shards = _score_in_shards(_batches(rollouts, scorer), scorer, shards_folder(params.score), advance)
     write_table(pl.concat([scan_table(shard, REWARDS) for shard in shards]), paths.REWARDS, REWARDS)
     shutil.rmtree(paths.SCORES)
 
@@ -72,7 +72,7 @@ def _score_in_shards(batches: Iterator[pl.DataFrame], scorer: Scorer, folder: Pa
     return shards
 
 
-def _folder(params: ScoreParams) -> Path:
+def shards_folder(params: ScoreParams) -> Path:
     """Where the shards of these rollouts, scored with this code and these params, are kept; others are removed."""
     digest = hashlib.sha256(params.model_dump_json().encode())
     for path in (paths.ROLLOUTS, paths.PROMPTS, *sorted(CODE.rglob("*.py"))):

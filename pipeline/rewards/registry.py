@@ -1,7 +1,7 @@
 """The terms of `score.terms`: found by kind, their params checked before anything is scored.
 
-A kind is a module: a built-in one of `pipeline.rewards.terms`, or a user's own of `pipeline.rewards.user`. Its function
-is `score`, `score_group` or `score_batch`, and which one it has says what it is called with.
+A kind is a module: a built-in one of `pipeline.rewards.terms`, or a user's own of `pipeline.rewards.user`. Which
+one of `FUNCTIONS` it has says what it is called with.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ from pipeline.rewards.workers import describe
 
 USER_FOLDER = "pipeline/rewards/user"
 
-Scope = Literal["completion", "group", "batch"]
-FUNCTIONS: dict[Scope, str] = {"completion": "score", "group": "score_group", "batch": "score_batch"}
-"""What a term is called with, by the name of its function: a completion, a whole group, or the whole iteration."""
+Scope = Literal["completion", "group", "groups", "batch"]
+FUNCTIONS: dict[Scope, str] = {
+    "completion": "score",
+    "group": "score_group",
+    "groups": "score_groups",
+    "batch": "score_batch",
+}
+"""What a term is called with, by the name of its function.
+
+A completion; a group, whole; many groups at a time, for models and services that take many, where a completion's value
+depends on its group alone; all completions of the iteration.
+"""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A term of `score.terms`: `module` does its work, once for each completion, group or batch as `scope` says."""
+    """A term of `score.terms`: `module` does its work, once for each of what `scope` says."""
 
     name: str
     settings: TermParams

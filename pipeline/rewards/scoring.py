@@ -224,7 +224,7 @@ def _frame(
     rewards = compose_rewards(pl.DataFrame(columns), terms, scorer.params.clip)
     errors = [
         [each.error for each in verdicts],
-        *([each.error and f"shadow {name}: {each.error}" for each in seen] for name, seen in shadows.items()),
+        *(_shadow_errors(name, seen, verdicts) for name, seen in shadows.items()),
         *([error for _, error in column] for column in values),
         rewards["error"].to_list(),
     ]
@@ -237,3 +237,9 @@ def _frame(
             "score_error": pl.Series(joined, dtype=pl.String),
         }
     )
+
+
+def _shadow_errors(name: str, seen: Sequence[Verdict], verdicts: Sequence[Verdict]) -> list[str | None]:
+    """What went wrong where the verifier `name` is not the prompt's own, which has said it already."""
+    pairs = zip(seen, verdicts, strict=True)
+    return [f"shadow {name}: {each.error}" if each.error and each is not own else None for each, own in pairs]

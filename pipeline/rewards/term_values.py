@@ -23,7 +23,7 @@ TermValue = tuple[float | None, str | None]
 def apply_term(term: Term, completions: Sequence[Completion], workers: Workers | None) -> list[TermValue]:
     """The term's value for each completion; a term that runs in workers needs them.
 
-    Completions of a group come one after another, and those of a batch are all that there are.
+    Completions of a group come one after another.
     """
     units = _units(term.scope, completions)
     if term.runs_in_worker:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,9 @@ from pebble import ProcessExpired, ProcessPool
 
 WORKER_MEMORY_BYTES = 4 << 30
 """Address space of a worker; what asks for more gets a MemoryError."""
+
+_running: list[ProcessPool] = []
+"""The pools that share the one fork server of this process."""
 
 _MAX_CHUNK = 64
 _CHUNK_SECONDS = 0.1
@@ -101,12 +105,17 @@ def start_workers(n_workers: int, modules: Sequence[str], warm_up: Sequence[Call
     modules = [*modules, *{call.function.partition(":")[0]: None for call in warm_up}]
     context.set_forkserver_preload([__name__, *modules])
     pool = ProcessPool(n_workers, context=context, initializer=_start_worker, initargs=(modules, list(warm_up)))
+    _running.append(pool)
     with TemporaryDirectory(prefix="rollbook-") as folder:
         try:
             yield Workers(pool, n_workers, Path(folder))
         finally:
             pool.stop()  # type: ignore[no-untyped-call]
             pool.join()
+            _running.remove(pool)
+            if not _running:
+                # The next workers want other modules, and a fork server imports only what it is started with.
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 class WorkersOnDemand:
