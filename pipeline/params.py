@@ -13,6 +13,7 @@ from pipeline.errors import BadInput
 from pipeline.params_errors import explain
 from pipeline.params_sections import (
     BaseModelParams,
+    Device,
     EvaluateParams,
     FilterParams,
     Finite,
@@ -44,6 +45,7 @@ __all__ = [
     "PARAMS_FILE",
     "WHERE_SOURCES_LIVE",
     "BaseModelParams",
+    "Device",
     "FilterParams",
     "Finite",
     "JsonAnswerParams",

@@ -78,8 +78,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
             },
         )
         reward = [None if verdict is None else float(verdict) for verdict in verdicts]
-        nothing = [None] * 4
-        stored: dict[str, list[Any]] = {"reward": reward, "is_correct": verdicts, "extracted_answer": nothing, "score_error": nothing}
+        nothing = dict.fromkeys(("extracted_answer", "score_error"), [None] * 4)
+        stored: dict[str, list[Any]] = {"reward": reward, "is_correct": verdicts, **nothing}
         rewards = rows_of(iteration, REWARDS, stored)
         outputs = [
             add_table(cache_dir, f"data/{table.name}.parquet", rows, table, folder)

@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Sequence
 from itertools import groupby
 
+from pipeline.errors import RollbookError
 from pipeline.params import Section
 from pipeline.rewards.completion import Completion
 from pipeline.rewards.registry import FUNCTIONS, Scope, Term
@@ -65,6 +66,8 @@ def _call(term: Term, unit: Sequence[Completion]) -> Call:
 def _call_here(term: Term, unit: Sequence[Completion]) -> Outcome:
     try:
         return Outcome(score_unit(term.module, term.scope, unit, term.params))
+    except RollbookError:  # what a person has to mend first, such as a model that isn't there
+        raise
     except Exception as error:  # whatever it is, it is these completions' score_error
         return Outcome(failure="exception", reason=describe(error))
 
