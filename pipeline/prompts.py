@@ -47,7 +47,7 @@ def build_prompts(rows: Sequence[RawPrompt], params: PromptsParams) -> PromptSet
             "source": distinct[prompt_id][1].source,
             "messages": distinct[prompt_id][0],
             "answer": distinct[prompt_id][1].answer,
-            "verifier": params.verifier_name,
+            "verifier": distinct[prompt_id][1].verifier or params.verifier_name,
             "metadata": distinct[prompt_id][1].metadata,
         }
         for position, prompt_id in enumerate(ordered[:n_needed])
@@ -98,7 +98,7 @@ def _distinct_prompts(rows: Sequence[RawPrompt], params: PromptsParams) -> dict[
         twin = first.setdefault(content, row)
         if twin is row:
             distinct[prompt_id_of(messages)] = (messages, row)
-        elif params.verifier_name == "math" and twin.answer != row.answer:
+        elif (row.verifier or params.verifier_name) == "math" and twin.answer != row.answer:
             problem = f"its prompt is that of {twin.where}, but its answer is {row.answer!r}, not {twin.answer!r}"
             raise BadInput(row.where, problem, "Correct one of the answers, or remove a row")
     return distinct

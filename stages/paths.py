@@ -29,4 +29,5 @@ HEALTH = DATA / "health.json"
 
 EXIT_RECORDS = Path(".rollbook/exit")
 SAMPLES = Path(".rollbook/samples")
+SCORES = Path(".rollbook/scores")
 CHECKPOINTS = Path(".rollbook/update")

@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import Section, TrainingParams, check_params
 from pipeline.presets import PRESETS
-from pipeline.rewards.extraction import EXTRACTIONS
-from pipeline.rewards.terms import load_terms
+from pipeline.rewards.registry import load_terms
+from pipeline.rewards.verifiers.extraction import EXTRACTIONS
 from pipeline.table_io import write_table
 from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
 from stages.runner import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE

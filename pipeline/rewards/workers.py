@@ -16,8 +16,9 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,9 @@ from pebble import ProcessExpired, ProcessPool
 
 WORKER_MEMORY_BYTES = 4 << 30
 """Address space of a worker; what asks for more gets a MemoryError."""
+
+_running: list[ProcessPool] = []
+"""The pools that share the one fork server of this process."""
 
 _MAX_CHUNK = 64
 _CHUNK_SECONDS = 0.1
@@ -101,12 +105,46 @@ def start_workers(n_workers: int, modules: Sequence[str], warm_up: Sequence[Call
     modules = [*modules, *{call.function.partition(":")[0]: None for call in warm_up}]
     context.set_forkserver_preload([__name__, *modules])
     pool = ProcessPool(n_workers, context=context, initializer=_start_worker, initargs=(modules, list(warm_up)))
+    _running.append(pool)
     with TemporaryDirectory(prefix="rollbook-") as folder:
         try:
             yield Workers(pool, n_workers, Path(folder))
         finally:
             pool.stop()  # type: ignore[no-untyped-call]
             pool.join()
+            _running.remove(pool)
+            if not _running:
+                # The next workers want other modules, and a fork server imports only what it is started with.
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+class WorkersOnDemand:
+    """Workers that start with the first calls that need them, since they take a while, and end with the block.
+
+    They start anew where further calls want something imported that these have not: else it would be in their time.
+    """
+
+    def __init__(self, n_workers: int, modules: Sequence[str]) -> None:
+        self._n_workers = n_workers
+        self._modules = modules
+        self._warm_up: dict[Call, None] = {}
+        self._running = ExitStack()
+        self._workers: Workers | None = None
+
+    def __enter__(self) -> WorkersOnDemand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def start(self, warm_up: Sequence[Call] = ()) -> Workers:
+        """Workers that have imported the modules and run the calls of `warm_up`."""
+        if self._workers is None or not self._warm_up.keys() >= set(warm_up):
+            self._running.close()
+            self._warm_up |= dict.fromkeys(warm_up)
+            workers = start_workers(self._n_workers, self._modules, list(self._warm_up))
+            self._workers = self._running.enter_context(workers)
+        return self._workers
 
 
 def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Outcome]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.params import MathParams
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.math_verifier import MathVerifier, reference_in
 from pipeline.rewards.verifier import Prompt, Question
+from pipeline.rewards.verifiers.math import MathVerifier, reference_in
 from tests.rewards.frames import score
 
 HANDED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))
@@ -184,6 +184,21 @@ def test_what_hangs_is_killed_in_time_and_the_next_is_scored() -> None:
     for row in rows[3:]:  # the reference hangs by itself, so no completion can be judged
         assert row["reward"] is None
         assert row["score_error"] == "the prompt's reference alone fails: timeout: it took more than 1 s"
+
+
+def test_ten_hanging_answers_among_a_thousand_cost_their_limits_over_the_workers() -> None:
+    n, limit = 1000, 0.5
+    hanging = set(range(37, n, 100))
+    # Distinct, since equal questions are asked once; of the others, a worker is asked of every eighth.
+    texts = [rf"\boxed{{{i % 3}\sqrt{{2}}}}" if i % 8 == 0 else rf"\boxed{{{i % 3}}}" for i in range(n)]
+    texts = [rf"\boxed{{2003^{{2002^{{{i}}}}}}}" if i in hanging else text for i, text in enumerate(texts)]
+    answers: list[str | None] = [r"1\sqrt{2}" if i % 8 == 0 else "1" for i in range(n)]
+    started = time.monotonic()
+    rows = score(texts, answers, math={"time_limit_seconds": limit})
+    took = time.monotonic() - started
+    assert [row["is_correct"] for row in rows] == [i not in hanging and i % 3 == 1 for i in range(n)]
+    assert [i for i, row in enumerate(rows) if row["score_error"]] == sorted(hanging)
+    assert took < 10 * limit / 2 + 10  # ten limits over two workers, and room for a busy machine
 
 
 def test_references_that_cannot_be_read_are_data_errors() -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline.params import load_params
+from pipeline.rewards.scoring import score_batch
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import PROMPTS, REWARDS, ROLLOUTS
 from stages import paths
-from stages.score import score, score_metrics
+from stages.score import score, score_metrics, shards_folder
+from tests.rewards import user_terms
 from tests.stage_runs import run_here, run_process, torch_that_breaks, write_params
 
 # Three prompts of two completions: both right, one right, none right.
@@ -95,7 +98,57 @@ def test_metrics_of_completions_that_cannot_be_scored_are_null() -> None:
         "reward_mean": None,
         "pass_rate": None,
         "term_means": {"correct": None},
+        "shadows": {},
     }
+
+
+def test_a_stage_that_was_killed_goes_on_from_its_finished_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.score.BATCH_COMPLETIONS", 2)
+    params = load_params(tmp_path / "params.yaml")
+    scored: list[list[str]] = []
+
+    def score_some(batch: pl.DataFrame, *rest: Any) -> pl.DataFrame:
+        scored.append(batch["completion_text"].to_list())
+        if len(scored) == 3:
+            raise KeyboardInterrupt
+        return score_batch(batch, *rest)
+
+    monkeypatch.setattr("stages.score.score_batch", score_some)
+    with pytest.raises(KeyboardInterrupt):
+        score(params)
+    assert not paths.REWARDS.exists()
+    result = score(params)
+    assert scored == [*TEXTS, TEXTS[2]]
+    resumed = paths.REWARDS.read_bytes()
+    assert not paths.SCORES.exists()
+    assert score(params) == result  # anew, all of it
+    assert paths.REWARDS.read_bytes() == resumed
+
+
+def test_batches_of_other_rollouts_params_or_code_are_not_taken(tmp_path: Path) -> None:
+    params = load_params(tmp_path / "params.yaml").score
+    first = shards_folder(params)
+    assert shards_folder(params) == first
+    first.mkdir(parents=True)
+    other = shards_folder(params.model_copy(update={"clip": [0.0, 1.0]}))
+    assert other != first
+    assert not first.exists()
+    pl.read_parquet(paths.ROLLOUTS).head(4).pipe(write_table, paths.ROLLOUTS, ROLLOUTS)
+    assert shards_folder(params) != first
+
+
+def test_a_term_of_the_whole_iteration_sees_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.rewards.registry.user", user_terms)
+    monkeypatch.setattr("stages.score.BATCH_COMPLETIONS", 2)
+    write_params(tmp_path, {"score.terms": {"rank": {"weight": 1.0}}, "score.shadow_verifiers": ["math"]})
+    result = score(load_params(tmp_path / "params.yaml"))
+    # each text has two tokens, so none is shorter than another
+    assert read_table(paths.REWARDS, REWARDS)["reward"].to_list() == [0.0] * 6
+    # a box is what math looks for: it calls all six wrong, three of which are correct
+    assert result.metrics["shadows"] == {"math": {"n_verdicts": 6, "n_contradictions": 3}}
+    assert result.line.endswith("pass rate 0.500, math contradicts 3")
 
 
 def nothing() -> None:
@@ -136,7 +189,7 @@ BAD_INPUT: dict[str, tuple[Callable[[], object], dict[str, Any], str]] = {
     "unknown kind": (
         nothing,
         {"score.terms": {"brief": {"weight": 1.0}}},
-        "params.yaml: score.terms.brief: there is no kind of term 'brief'. Built in are correct, format;",
+        "params.yaml: score.terms.brief: there is no kind of term 'brief'. Built in are correct, ",
     ),
     "unknown param": (
         nothing,

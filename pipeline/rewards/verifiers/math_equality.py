@@ -13,7 +13,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from pipeline.rewards.notation import plain_latex
+from pipeline.rewards.verifiers.notation import plain_latex
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its time-outs are off
 

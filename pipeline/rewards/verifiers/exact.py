@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from pipeline.rewards.notation import MAX_NESTING, plain_latex
+from pipeline.rewards.verifiers.notation import MAX_NESTING, plain_latex
 
 MAX_BITS = 1 << 17
 """Numerator and denominator together: about 39,000 decimal digits."""
