@@ -46,7 +46,7 @@ def score(params: Params) -> Result:
     shutil.rmtree(paths.SCORES)
 
     rewards = pl.scan_parquet(paths.REWARDS).drop("extracted_answer").collect()
-    metrics = score_metrics(rewards)
+    metrics = {**score_metrics(rewards), "code_isolation": scorer.code_isolation}
     return Result(_line(metrics, rewards["score_error"].drop_nulls()), metrics)
 
 

@@ -60,6 +60,12 @@ class Scorer:
         """Whether a term looks at all completions together."""
         return any(term.scope == "batch" for term in self.terms)
 
+    @property
+    def code_isolation(self) -> str | None:
+        """What stands between this machine and code that a model wrote; None where none is run."""
+        names = {prompt.verifier for prompt in self.prompts.values()} | set(self.params.shadow_verifiers)
+        return self.params.code.isolation if "code" in names else None
+
     def start_workers(self) -> WorkersOnDemand:
         """The worker processes of a block, none until there is something for them to do."""
         return WorkersOnDemand(self.params.n_workers, [term.module for term in self.terms if term.runs_in_worker])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import sys
@@ -33,6 +34,8 @@ def make_launch(params: CodeParams) -> Launch:
     Raises:
         BadInput: this is not Linux, or bubblewrap or libseccomp is not installed.
     """
+    # Now and into files, since a sandbox could not keep what it compiled; where they can't be written, it compiles.
+    compileall.compile_dir(_HERE, quiet=2)
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     python = (str(executable), "-s", "-S", "-P", "-B", "-X", "utf8")
     if params.isolation != "bubblewrap":

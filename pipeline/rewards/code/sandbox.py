@@ -116,7 +116,7 @@ class Sandbox:
         """Write `message` to the process; raises as `ask` does."""
         assert self._process.stdin is not None
         descriptor = self._process.stdin.fileno()
-        rest = memoryview(frames.pack(message))
+        rest = memoryview(frames.pack_request(message))
         while rest:
             _wait(descriptor, select.POLLOUT, deadline)
             try:

@@ -104,8 +104,8 @@ ATTACKS = [
     Attack(
         "raw_number_for_true",
         """
-import json
-json.dumps = lambda *_, **__: '{"value":1}'
+import sys
+sys.modules["inside.frames"].json_text = lambda _: '{"value":1}'
 def f(x):
     return 0
 """,
@@ -180,11 +180,11 @@ def f(x):
     Attack(
         "patching_builtins",
         """
-import builtins, json
+import builtins, sys
 builtins.isinstance = builtins.all = builtins.any = lambda *_: True
 builtins.len = lambda _: 1
 builtins.sorted = lambda *_, **__: []
-json.dumps = lambda *_, **__: '{"value": true}'
+sys.modules["inside.frames"].json_text = lambda _: '{"value": true}'
 def f(x):
     return 0
 """,

@@ -123,13 +123,13 @@ def test_memory_is_that_of_the_params() -> None:
 
 def test_no_expected_value_enters_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    pack = frames.pack
+    pack = frames.pack_request
 
     def listen(message: dict[str, Any]) -> bytes:
         sent.append(json.dumps(message))
         return pack(message)
 
-    monkeypatch.setattr(frames, "pack", listen)
+    monkeypatch.setattr(frames, "pack_request", listen)
     tried("f = str", {"kind": "calls", "function": "f", "cases": [{"args": [7], "expected": 918273}]})
     tried("print(7)", {"kind": "program", "cases": [{"stdin": "7", "stdout": "918273"}]})
     assert len(sent) == 4  # of each the task, and one request

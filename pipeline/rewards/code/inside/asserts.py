@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
 
 from .channel import Channel
 from .objects import MAX_MESSAGE_CHARACTERS
 from .values import decode, encode
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
@@ -94,8 +95,10 @@ def _error(name: str, message: str) -> Exception:
     """
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS):
-        with suppress(TypeError):  # UnicodeDecodeError takes five arguments
+        try:
             return kind(message)
+        except TypeError:  # UnicodeDecodeError takes five arguments
+            pass
     return RuntimeError(f"{name}: {message}")
 
 
@@ -122,13 +125,16 @@ class _Remote:
         return self.__solution.do("item", self.__target, key)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_exactly(list, self.__solution.do("list", self.__target)))
+        items: list[Any] = _exactly(list, self.__solution.do("list", self.__target))
+        return iter(items)
 
     def __len__(self) -> int:
-        return _exactly(int, self.__solution.do("length", self.__target))
+        length: int = _exactly(int, self.__solution.do("length", self.__target))
+        return length
 
     def __str__(self) -> str:
-        return _exactly(str, self.__solution.do("str", self.__target))
+        text: str = _exactly(str, self.__solution.do("str", self.__target))
+        return text
 
     def __refuse(self, *_: Any) -> NoReturn:
         raise TypeError("an object of the solution is no plain value, so it is neither true nor equal to anything")
@@ -136,7 +142,7 @@ class _Remote:
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __refuse
 
 
-def _exactly(kind: type[T], value: Any) -> T:
+def _exactly(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"the solution gave {type(value).__name__}, not {kind.__name__}")
     return value

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from . import frames
 from .confinement import drop_root, forbid_system_calls, set_limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HELLO = {"hello": "rollbook"}
 _MAX_DESCRIPTORS = 256

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SANDBOX_UID = 1
 """Where the sandbox was started by root, the user that it becomes; outside it is the user nobody."""

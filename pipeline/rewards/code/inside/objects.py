@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 from .values import NotPlainError, TooLargeError, decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
@@ -48,8 +50,10 @@ class Objects:
 
         reply = self._reply(run)
         if request.get("wants_args"):
-            with suppress(NotPlainError, TooLargeError):
+            try:  # noqa: SIM105 - contextlib is slow to import
                 reply["args"] = encode(args)
+            except (NotPlainError, TooLargeError):
+                pass
         return reply
 
     def _run_module(self) -> None:

@@ -7,13 +7,17 @@ All it can say is what its answers are, and whether they are right is decided el
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import types
-from typing import Any
 
 from .channel import Channel
 from .objects import Objects
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SIGKILL = 9  # the module signal is slow to import
 
 
 def main(results: int) -> None:
@@ -66,7 +70,7 @@ def _unnamed_file(content: bytes) -> int:
 def _end_all_others() -> None:
     """End every process of the sandbox but this one, which alone may outlive a case."""
     try:
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, _SIGKILL)
     except ProcessLookupError:
         return
 

@@ -7,9 +7,12 @@ An instance of a subclass is what its base holds: methods of its own have no say
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from .json_text import json_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
@@ -73,11 +76,11 @@ class _Encoder:
             return {"tuple": [self.encode(each, depth) for each in tuple.__iter__(value)]}
         if isinstance(value, dict):
             pairs = [[self.encode(key, depth), self.encode(each, depth)] for key, each in dict.items(value)]
-            return {"dict": sorted(pairs, key=lambda pair: text_of(pair[0]))}
-        if isinstance(value, set):
-            return {"set": sorted((self.encode(each, depth) for each in set.__iter__(value)), key=text_of)}
-        if isinstance(value, frozenset):
-            return {"frozenset": sorted((self.encode(each, depth) for each in frozenset.__iter__(value)), key=text_of)}
+            return {"dict": sorted(pairs, key=lambda pair: json_text(pair[0]))}
+        for kind in (set, frozenset):
+            if isinstance(value, kind):
+                forms = [self.encode(each, depth) for each in kind.__iter__(value)]
+                return {kind.__name__: sorted(forms, key=json_text)}
         return self._stand_in(value)
 
 
@@ -121,8 +124,3 @@ _CONTAINERS: dict[str, Callable[[Iterator[Any]], Any]] = {
     "frozenset": frozenset,
     "dict": dict,
 }
-
-
-def text_of(form: Any) -> str:
-    """`form` as text, the same for equal values."""
-    return json.dumps(form, separators=(",", ":"))
