@@ -77,11 +77,14 @@ class _Encoder:
         if isinstance(value, dict):
             pairs = [[self.encode(key, depth), self.encode(each, depth)] for key, each in dict.items(value)]
             return {"dict": sorted(pairs, key=lambda pair: json_text(pair[0]))}
-        for kind in (set, frozenset):
-            if isinstance(value, kind):
-                forms = [self.encode(each, depth) for each in kind.__iter__(value)]
-                return {kind.__name__: sorted(forms, key=json_text)}
+        if isinstance(value, set):
+            return {"set": self._sorted(set.__iter__(value), depth)}
+        if isinstance(value, frozenset):
+            return {"frozenset": self._sorted(frozenset.__iter__(value), depth)}
         return self._stand_in(value)
+
+    def _sorted(self, values: Iterator[object], depth: int) -> list[Any]:
+        return sorted((self.encode(each, depth) for each in values), key=json_text)
 
 
 def decode(form: Any, find: Callable[[Any], Any] | None = None) -> Any:
