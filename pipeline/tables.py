@@ -165,6 +165,17 @@ REWARDS = Table(
         _c("is_correct_<verifier>", pl.Boolean, "one per verifier of `score.shadow_verifiers`: its verdict", True),
     ),
 )
+JUDGEMENTS = Table(
+    "judgements",
+    "answer of a judge that a reward rests on",
+    ("judgement_id",),
+    (
+        _c("judgement_id", pl.String, "SHA-256 of everything that determines the answer"),
+        _c("address", pl.String, "who was asked"),
+        _c("request", pl.String, "JSON of what was asked: model, chat, temperature, seed"),
+        _c("answer", pl.String, "the judge's text, verdict and reasoning"),
+    ),
+)
 ADVANTAGES = Table(
     "advantages",
     "completion",
@@ -278,6 +289,7 @@ TABLES: dict[str, Table] = {
         SELECTION,
         ROLLOUTS,
         REWARDS,
+        JUDGEMENTS,
         ADVANTAGES,
         GROUPS,
         TRAINING_SET,

@@ -6,6 +6,7 @@ Batches are kept under `.rollbook/scores` as they are finished, so that a stage 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import polars as pl
 
 from pipeline import rewards as code
 from pipeline.params import Params, ScoreParams
+from pipeline.rewards.judging import judgements
 from pipeline.rewards.scoring import (
     BATCH_COMPLETIONS,
     PROMPT_COLUMNS,
@@ -25,8 +27,11 @@ from pipeline.rewards.scoring import (
     score_batch,
     whole_groups,
 )
-from pipeline.table_io import scan_table, write_table
-from pipeline.tables import PROMPTS, REWARDS, ROLLOUTS
+from pipeline.table_io import read_table, scan_table, write_json, write_table
+from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
+from pipeline.versioning.lockfile import LOCKFILE, parse_lock
+from pipeline.versioning.objects import object_path
+from pipeline.versioning.repository import Repository
 from stages import paths
 from stages.progress import progress
 from stages.runner import Result, run_stage
@@ -40,9 +45,11 @@ def score(params: Params) -> Result:
     rollouts = scan_table(paths.ROLLOUTS, ROLLOUTS, ["iteration", *ROLLOUT_COLUMNS])
     prompt_ids = rollouts.select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
+    judgements.KEPT.begin(_judgements_before())
     with progress("scoring", prompt_ids.len(), "with a score_error", is_rate=False) as advance:
         shards = _score_in_shards(_batches(rollouts, scorer), scorer, shards_folder(params.score), advance)
     write_table(pl.concat([scan_table(shard, REWARDS) for shard in shards]), paths.REWARDS, REWARDS)
+    write_table(judgements.KEPT.used(), paths.JUDGEMENTS, JUDGEMENTS)
     shutil.rmtree(paths.SCORES)
 
     rewards = pl.scan_parquet(paths.REWARDS).drop("extracted_answer").collect()
@@ -63,13 +70,29 @@ def _score_in_shards(batches: Iterator[pl.DataFrame], scorer: Scorer, folder: Pa
     with scorer.start_workers() as workers:
         for number, batch in enumerate(batches):
             shards.append(folder / f"{number:06d}.parquet")
-            if shards[-1].is_file():
+            used = shards[-1].with_suffix(".json")
+            if shards[-1].is_file() and all(judgements.KEPT.use(key) for key in json.loads(used.read_text("utf-8"))):
                 advance(batch.height, 0)
                 continue
             scores = score_batch(batch, scorer, workers, advance)
             keys = batch.select("iteration", "completion_id", "group_id", "prompt_id")
+            write_json(judgements.KEPT.used_keys, used)
             write_table(keys.hstack(scores.drop("completion_id")), shards[-1], REWARDS)
     return shards
+
+
+def _judgements_before() -> pl.DataFrame | None:
+    """What judges said when these rewards were last made, here or where this commit comes from.
+
+    DVC removed the file before the stage, and keeps the object.
+    """
+    if not Path(LOCKFILE).is_file():
+        return None
+    output = parse_lock(Path(LOCKFILE).read_text(encoding="utf-8")).get(paths.JUDGEMENTS.as_posix())
+    if output is None:
+        return None
+    kept = object_path(Repository.find().cache_dir, output.md5)
+    return read_table(kept, JUDGEMENTS) if kept.is_file() else None
 
 
 def shards_folder(params: ScoreParams) -> Path:

@@ -29,6 +29,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Unscored:
+    """What a term gives in place of a number, where it can say why it can't judge."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Completion:
     """One completion with its prompt and its verdict: all that a term may look at.
 

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from pipeline.errors import RollbookError
 from pipeline.params import Section
-from pipeline.rewards.completion import Completion
+from pipeline.rewards.completion import Completion, Unscored
 from pipeline.rewards.registry import FUNCTIONS, Scope, Term
 from pipeline.rewards.workers import Call, Outcome, Workers, describe
 
@@ -75,6 +75,8 @@ def _call_here(term: Term, unit: Sequence[Completion]) -> Outcome:
 def _checked(value: object) -> TermValue:
     if value is None:
         return None, None
+    if isinstance(value, Unscored):
+        return None, value.reason
     if not isinstance(value, numbers.Real):
         return None, f"TypeError: it returned {value!r:.100}, which is no number"
     if not math.isfinite(value):

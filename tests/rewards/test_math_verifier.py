@@ -136,6 +136,40 @@ PAIRS: list[tuple[str, str, bool]] = [
     ("101_2", "101_3", False),
     ("101_2", "101₂", True),
     ("1012", "101₂", False),
+    # what people write
+    ("7", r"\boxed{7}", True),  # a box in a box
+    ("16", r"\text{16 square units}", True),
+    ("12", r"\text{the answer is }12.", True),
+    ("1.000", "1,000", False),
+    ("1,000", "1.000", False),
+    ("3", "3=x", True),
+    ("x=3", "3 = x", True),
+    ("y=3", "3 = x", False),
+    (r"\pm 3", "x=\\pm 3", True),
+    (r"\pm 3", r"3 \text{ or } -3", True),
+    (r"\frac14", "25%", True),
+    (r"25\%", r"\text{a quarter}", False),
+    (r"25\%", r"x\%", False),
+    # units that contradict each other, and those that can't be told
+    ("5 cm", "5 m^2", False),
+    (r"5\text{ cm}", r"5\text{ m}", False),
+    (r"5\text{ cm}", r"5\text{ centimeters}", True),
+    ("60 miles per hour", "60 mph", True),
+    ("60 miles per hour", "60 km/h", False),
+    ("16 square feet", r"16\text{ ft}^2", True),
+    ("16 square feet", "16 feet", False),
+    ("16 square feet", "16", True),
+    ("5 apples", "5 fruits", True),
+    # inequalities and the intervals that they are
+    ("[0,1]", r"0 \le x \le 1", True),
+    ("[0,1]", r"0 \le x < 1", False),
+    ("[0,1]", r"x \in [0,1]", True),
+    (r"(2,\infty)", "x > 2", True),
+    (r"(2,\infty)", r"x \ge 2", False),
+    (r"(2,\infty)", "2 < x", True),
+    (r"1 \le x < 3", "[1,3)", True),
+    ("x>2", "(2,3)", False),
+    ("x>2", "x>3", False),
     # gibberish
     ("5", r"\}\{", False),
     ("5", "???", False),
@@ -187,7 +221,7 @@ def test_what_hangs_is_killed_in_time_and_the_next_is_scored() -> None:
 
 
 def test_ten_hanging_answers_among_a_thousand_cost_their_limits_over_the_workers() -> None:
-    n, limit = 1000, 0.5
+    n, limit = 1000, 1.0
     hanging = set(range(37, n, 100))
     # Distinct, since equal questions are asked once; of the others, a worker is asked of every eighth.
     texts = [rf"\boxed{{{i % 3}\sqrt{{2}}}}" if i % 8 == 0 else rf"\boxed{{{i % 3}}}" for i in range(n)]

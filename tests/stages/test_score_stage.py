@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ import polars as pl
 import pytest
 
 from pipeline.params import load_params
+from pipeline.rewards.judging import judgements
 from pipeline.rewards.scoring import score_batch
 from pipeline.table_io import read_table, write_table
-from pipeline.tables import PROMPTS, REWARDS, ROLLOUTS
+from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
 from stages import paths
 from stages.score import score, score_metrics, shards_folder
 from tests.rewards import user_terms
+from tests.rewards.judge_server import says, serve_judge
 from tests.stage_runs import run_here, run_process, torch_that_breaks, write_params
+from tests.versioning.fabricated import add_table, init, lock_text
 
 # Three prompts of two completions: both right, one right, none right.
 TEXTS = [["3", "3"], ["3", "13"], ["4", "none"]]
@@ -149,6 +153,32 @@ def test_a_term_of_the_whole_iteration_sees_all_batches(tmp_path: Path, monkeypa
     # a box is what math looks for: it calls all six wrong, three of which are correct
     assert result.metrics["shadows"] == {"math": {"n_verdicts": 6, "n_contradictions": 3}}
     assert result.line.endswith("pass rate 0.500, math contradicts 3")
+
+
+def test_what_a_judge_said_is_kept_and_needs_no_network_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path)
+    monkeypatch.setattr(judgements, "KEPT", judgements.Judgements(Path(".rollbook/judgements")))
+    with serve_judge(lambda _, number: says(json.dumps({"score": number}))) as server:
+        settings: dict[str, Any] = {"address": server.address, "model": "m", "rubric": "Is it right?"}
+        write_params(tmp_path, {"score.terms": {"judge": {"weight": 1.0, "params": settings}}})
+        score(load_params(tmp_path / "params.yaml"))
+        # In each of three groups there are two texts, of which one group's are equal.
+        assert len(server.requests) == 5
+    rewards = read_table(paths.REWARDS, REWARDS)
+    made = read_table(paths.JUDGEMENTS, JUDGEMENTS)
+    assert made.height == 5
+    # As in a clone: the table is an object of DVC's cache that dvc.lock names, and the folder .rollbook is not there.
+    output = add_table(tmp_path / ".dvc/cache", "data/judgements.parquet", made, JUDGEMENTS, tmp_path)
+    (tmp_path / "dvc.lock").write_text(lock_text([output]))
+    paths.JUDGEMENTS.unlink()
+    shutil.rmtree(tmp_path / ".rollbook")
+    monkeypatch.setattr(judgements, "KEPT", judgements.Judgements(Path(".rollbook/judgements")))
+    write_params(tmp_path, {"score.terms": {"judge": {"weight": 0.5, "params": settings}}})
+    score(load_params(tmp_path / "params.yaml"))
+    assert read_table(paths.REWARDS, REWARDS)["reward"].to_list() == [each / 2 for each in rewards["reward"]]
+    assert read_table(paths.JUDGEMENTS, JUDGEMENTS).equals(made)
 
 
 def nothing() -> None:
