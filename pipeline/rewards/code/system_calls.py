@@ -6,6 +6,7 @@ What is not listed is refused: mounts, namespaces, sockets, other processes' mem
 from __future__ import annotations
 
 import errno
+import socket
 from functools import lru_cache
 from tempfile import TemporaryFile
 from typing import Any
@@ -19,8 +20,8 @@ renameat renameat2 link linkat symlink symlinkat chmod fchmod fchmodat utimensat
 fdatasync flock fcntl dup dup2 dup3 pipe pipe2 statfs fstatfs sendfile copy_file_range fadvise64
 """
 _WAITING = """
-poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 socketpair sendto
-recvfrom nanosleep clock_nanosleep futex sched_yield restart_syscall
+poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 sendto recvfrom
+nanosleep clock_nanosleep futex sched_yield restart_syscall
 """
 _MEMORY = "mmap mprotect munmap mremap madvise brk membarrier"
 _SIGNALS = """
@@ -57,6 +58,7 @@ def filter_program(may_start_processes: bool) -> bytes:
         rules.add_rule(seccomp.ALLOW, name)
     for request in _IOCTLS.values():
         rules.add_rule(seccomp.ALLOW, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
+    rules.add_rule(seccomp.ALLOW, "socketpair", seccomp.Arg(0, seccomp.EQ, socket.AF_UNIX))  # asyncio needs it
     if not may_start_processes:
         rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     # The C library then falls back to clone, whose flags a filter can see.

@@ -219,7 +219,14 @@ def _asserts(k: int) -> dict[str, tuple[Tests, str, str]]:
             "def f(x):\n    return x * 2 + 1",
         ),
         "generator": (
-            {"kind": "asserts", "names": ["f"], "tests": [f"assert list(f({k})) == [*range({k})]"]},
+            {
+                "kind": "asserts",
+                "names": ["f"],
+                "tests": [
+                    f"assert list(f({k})) == [*range({k})]",
+                    "g = f(2)\nassert (next(g), next(g), next(g, -1)) == (0, 1, -1)",
+                ],
+            },
             "def f(n):\n    yield from range(n)",
             "def f(n):\n    yield from range(n + 1)",
         ),

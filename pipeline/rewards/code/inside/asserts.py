@@ -63,6 +63,8 @@ class _Solution:
             for before, after in zip(args, decode(reply["args"]), strict=True):
                 _make_equal(before, after)
         if "raised" in reply:
+            if operation == "next" and reply["raised"] == "StopIteration":
+                raise StopIteration
             raise _error(reply["raised"], reply["message"])
         if "object" in reply:
             self._has_given_objects = True
@@ -127,6 +129,9 @@ class _Remote:
     def __iter__(self) -> Iterator[Any]:
         items: list[Any] = _exactly(list, self.__solution.do("list", self.__target))
         return iter(items)
+
+    def __next__(self) -> Any:
+        return self.__solution.do("next", self.__target)
 
     def __len__(self) -> int:
         length: int = _exactly(int, self.__solution.do("length", self.__target))

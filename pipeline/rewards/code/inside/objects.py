@@ -17,6 +17,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "get": lambda target, name: getattr(target, name),
     "item": operator.getitem,
     "list": list,
+    "next": next,
     "length": len,
     "str": str,
 }
