@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`\s]*)[^`\n]*$", re.MULTILINE)
+# Possessive throughout: a completion of tildes alone would else take hours.
+_FENCE = re.compile(r"^ {0,3}+(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<language>[^`\s]*+)[^`\n]*+$", re.MULTILINE)
 _LANGUAGES = {"", "python", "python3", "py", "py3"}
 
 

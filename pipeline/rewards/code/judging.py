@@ -45,8 +45,12 @@ class Judgement:
 def score(code: str, metadata: str, params: CodeParams, launch: Launch) -> tuple[float | None, str | None]:
     """The fraction of tests that `code` passes, and what went wrong; null where that says nothing of the code."""
     try:
-        judgement = judge(code, read_tests(metadata), params, launch)
-    except (ValueError, BrokenTestError) as error:
+        tests = read_tests(metadata)
+    except ValueError as error:
+        return None, str(error)
+    try:
+        judgement = judge(code, tests, params, launch)
+    except BrokenTestError as error:
         return None, str(error)
     said = f"{judgement.status}: {judgement.reason}"
     if judgement.status is Status.INFRA_ERROR:

@@ -116,7 +116,10 @@ class Sandbox:
         """Write `message` to the process; raises as `ask` does."""
         assert self._process.stdin is not None
         descriptor = self._process.stdin.fileno()
-        rest = memoryview(frames.pack_request(message))
+        try:
+            rest = memoryview(frames.pack_request(message))
+        except ValueError as error:  # a reply to be passed on that is nested deeper than marshal goes
+            raise ProtocolError(f"it sent what can't be passed on: {error}") from error
         while rest:
             _wait(descriptor, select.POLLOUT, deadline)
             try:
@@ -261,7 +264,7 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and its group; with bubblewrap, all that it started goes with it."""
-    with suppress(ProcessLookupError):
+    if process.poll() is None:  # else its number may be another's by now
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -23,6 +23,8 @@ from pipeline.rewards.code.extraction import code_block
         ("```rust\nfn main() {}\n```", None),
         ("inline ```x = 1``` only", None),
         ("", None),
+        ("~" * 200_000 + "`", None),
+        ("```" + " " * 200_000 + "`", None),
     ],
 )
 def test_the_last_block_of_python_counts(text: str, code: str | None) -> None:
