@@ -103,6 +103,9 @@ def _distinct_prompts(rows: Sequence[RawPrompt], params: PromptsParams) -> dict[
         elif (row.verifier or params.verifier_name) == "math" and twin.answer != row.answer:
             problem = f"its prompt is that of {twin.where}, but its answer is {row.answer!r}, not {twin.answer!r}"
             raise BadInput(row.where, problem, "Correct one of the answers, or remove a row")
+        elif (row.verifier or params.verifier_name) == "code" and twin.metadata != row.metadata:
+            problem = f"its prompt is that of {twin.where}, but its hidden tests are others"
+            raise BadInput(row.where, problem, "Put the tests of both into one row, or remove a row")
     return distinct
 
 

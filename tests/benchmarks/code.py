@@ -19,7 +19,7 @@ N_WORKERS = 2
 KINDS = {
     "program": {"kind": "program", "cases": [{"stdin": "3 4\n", "stdout": "7\n"}]},
     "calls": {"kind": "calls", "function": "add", "cases": [{"args": [3, 4], "expected": 7}]},
-    "asserts": {"kind": "asserts", "names": ["add"], "tests": ["assert add(3, 4) == 7"]},
+    "asserts": {"kind": "asserts", "functions": ["add"], "tests": ["assert add(3, 4) == 7"]},
 }
 CODES = {
     "program": "print(sum(map(int, input().split())))",

@@ -85,9 +85,18 @@ def test_process_scores_without_torch(tmp_path: Path) -> None:
     metrics = json.loads((paths.METRICS / "score.json").read_text())
     assert (metrics["n_completions"], metrics["n_scored"], metrics["n_errors"]) == (6, 6, 0)
     assert (metrics["reward_mean"], metrics["pass_rate"], metrics["term_means"]) == (0.5, 0.5, {"correct": 0.5})
+    assert metrics["code_isolation"] is None
     before = paths.REWARDS.read_bytes()
     assert run_process("score", tmp_path, PYTHONHASHSEED="7").code == 0
     assert paths.REWARDS.read_bytes() == before
+
+
+def test_running_code_without_bubblewrap_goes_on_record(tmp_path: Path) -> None:
+    write_prompts("code")
+    write_params(tmp_path, {"score.code": {"isolation": "outer_container_is_the_sandbox"}})
+    metrics = score(load_params()).metrics
+    assert metrics["code_isolation"] == "outer_container_is_the_sandbox"
+    assert metrics["n_errors"] == 6  # the prompts have no hidden tests
 
 
 def test_metrics_of_completions_that_cannot_be_scored_are_null() -> None:

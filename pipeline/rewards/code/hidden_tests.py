@@ -119,16 +119,24 @@ class CallTests(_Part):
 
 
 class AssertTests(_Part):
-    """Tests as Python text, each of which raises where it fails. `names` are those that the solution must define.
+    """Tests as Python text, each of which raises where it fails, of `functions` and `classes` of the solution.
 
-    With `in_place`, a call changes the lists, dicts and sets that it is given, as it does without a sandbox: a solution
+    Without `classes`, what comes back is a plain value, or can be called and iterated over and nothing more. With
+    `in_place`, a call changes the lists, dicts and sets that it is given, as it does without a sandbox: a solution
     can then change what a test compares with.
     """
 
     kind: Literal["asserts"]
-    names: Annotated[list[Name], Field(min_length=1)]
+    functions: list[Name] = []
+    classes: list[Name] = []
     tests: Annotated[list[Text], Field(min_length=1)]
     in_place: bool = False
+
+    @model_validator(mode="after")
+    def _names_something(self) -> AssertTests:
+        if not (self.functions or self.classes):
+            raise ValueError("it names neither functions nor classes, so no test could call the solution")
+        return self
 
 
 HiddenTests = ProgramTests | CallTests | AssertTests

@@ -104,8 +104,9 @@ class Trial:
 
     def _run_asserts(self, tests: AssertTests) -> Generator[TestResult, None, None]:
         # The tests' own sandbox first: it starts before there is a solution that could hinder it.
-        task = {"names": tests.names, "in_place": tests.in_place}
-        with self._sandbox("asserts", task) as asserts, self._solution("module") as solution:
+        task = {"functions": tests.functions, "classes": tests.classes, "in_place": tests.in_place}
+        solutions = self._solution("module", has_classes=bool(tests.classes))
+        with self._sandbox("asserts", task) as asserts, solutions as solution:
             self._load(solution)
             for number, test in enumerate(tests.tests, start=1):
                 said = self._run_test(test, solution, asserts)
@@ -129,8 +130,10 @@ class Trial:
         if "raised" in reply:
             raise SolutionError(f"it can't be run: {reply['raised']}: {reply['message']}")
 
-    def _solution(self, kind: Literal["program", "module"]) -> AbstractContextManager[Sandbox]:
-        return self._sandbox("solution", {"kind": kind, "code": self._code})
+    def _solution(
+        self, kind: Literal["program", "module"], has_classes: bool = False
+    ) -> AbstractContextManager[Sandbox]:
+        return self._sandbox("solution", {"kind": kind, "code": self._code, "has_classes": has_classes})
 
     def _sandbox(self, module: Literal["solution", "asserts"], task: dict[str, Any]) -> AbstractContextManager[Sandbox]:
         max_output_bytes = self._params.max_output_bytes

@@ -11,13 +11,13 @@ from typing import Any
 
 SECRET = 918_273_645_546_372_819
 """An answer that nobody guesses."""
-ASSERTS: dict[str, Any] = {"kind": "asserts", "names": ["f"], "tests": ["assert f(3) == 9", "assert f(5) == 25"]}
+ASSERTS: dict[str, Any] = {"kind": "asserts", "functions": ["f"], "tests": ["assert f(3) == 9", "assert f(5) == 25"]}
 SECRETS: dict[str, Any] = {
     "kind": "calls",
     "function": "f",
     "cases": [{"args": [n], "expected": SECRET + n} for n in (1, 2)],
 }
-SECRET_ASSERTS: dict[str, Any] = {"kind": "asserts", "names": ["f"], "tests": [f"assert f(1) == {SECRET}"]}
+SECRET_ASSERTS: dict[str, Any] = {"kind": "asserts", "functions": ["f"], "tests": [f"assert f(1) == {SECRET}"]}
 PROGRAM: dict[str, Any] = {
     "kind": "program",
     "cases": [{"stdin": "3\n", "stdout": "9\n"}, {"stdin": "5\n", "stdout": "25\n"}],
@@ -85,7 +85,7 @@ ATTACKS = [
         "true_object",
         "def f(x):\n    return object()",
         "fail",
-        {"kind": "asserts", "names": ["f"], "tests": ["assert f(7)"]},
+        {"kind": "asserts", "functions": ["f"], "tests": ["assert f(7)"]},
     ),
     Attack("lying_class", "class C:\n    __class__ = int\ndef f(x):\n    return C()", "fail"),
     Attack(
@@ -225,7 +225,7 @@ def f(x):
         "fail",
         {
             "kind": "asserts",
-            "names": ["f"],
+            "functions": ["f"],
             "tests": ["assert sorted(f(3)) == [1, 2]", "assert all(f(n) == n for n in (1, 2))"],
         },
     ),
@@ -235,7 +235,7 @@ def f(x):
         "fail",
         {
             "kind": "asserts",
-            "names": ["f"],
+            "functions": ["f"],
             "tests": ["for got, want in zip(map(f, [3, 5]), [9, 25]): assert got == want"],
         },
     ),
@@ -243,13 +243,41 @@ def f(x):
         "emptying_the_argument",
         "def f(xs):\n    xs.clear()\n    return []",
         "fail",
-        {"kind": "asserts", "names": ["f"], "tests": ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]},
+        {"kind": "asserts", "functions": ["f"], "tests": ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]},
+    ),
+    Attack(
+        "another_list_for_each_line",
+        """
+class Items:
+    n_looks = 0
+    def __init__(self, items):
+        self.items = items
+    def __iter__(self):
+        self.n_looks += 1
+        return iter(self.items if self.n_looks == 1 else [])
+    def __len__(self):
+        return len(self.items)
+    def __getitem__(self, key):
+        return [] if isinstance(key, slice) else 0
+def f(xs):
+    return Items(xs)
+""",
+        "fail",
+        {
+            "kind": "asserts",
+            "functions": ["f"],
+            "tests": [
+                "ys = f([3, 1])\nassert sorted(ys) == [1, 3]\nassert all(a <= b for a, b in zip(ys, ys[1:]))",
+                "ys = f([3, 1])\nassert sorted(ys) == [1, 3]\nassert list(ys) == sorted(ys)",
+                "ys = f([3, 1])\nassert sorted(ys) == [1, 3]\nassert all(ys[i] <= ys[i + 1] for i in [0])",
+            ],
+        },
     ),
     Attack(
         "blaming_the_test",
         "class X:\n    def sort(self, **_):\n        return None\ndef f(x):\n    return X()",
         "fail",
-        {"kind": "asserts", "names": ["f"], "tests": ["xs = f(3)\nxs.sort(key=lambda x: -x)\nassert xs == [3, 2]"]},
+        {"kind": "asserts", "functions": ["f"], "tests": ["xs = f(3)\nxs.sort(key=lambda x: -x)\nassert xs == [3, 2]"]},
     ),
     Attack(
         "answering_before_being_asked",

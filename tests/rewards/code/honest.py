@@ -201,7 +201,7 @@ def _asserts(k: int) -> dict[str, tuple[Tests, str, str]]:
     check = f"def check(g):\n    assert g({k}) == {k * k}\n    assert abs(g(0.5) - 0.25) < 1e-9\ncheck(f)"
     return {
         "stack": (
-            {"kind": "asserts", "names": ["Stack"], "tests": [stack]},
+            {"kind": "asserts", "classes": ["Stack"], "tests": [stack]},
             "class Stack:\n    def __init__(self):\n        self.items = []\n    def push(self, item):\n"
             "        self.items.append(item)\n    def pop(self):\n        return self.items.pop()\n"
             "    def __len__(self):\n        return len(self.items)\n    def __iter__(self):\n"
@@ -209,19 +209,19 @@ def _asserts(k: int) -> dict[str, tuple[Tests, str, str]]:
             "class Stack(list):\n    push = list.append\n    def pop(self):\n        return list.pop(self, 0)",
         ),
         "raises": (
-            {"kind": "asserts", "names": ["f"], "tests": [raises]},
+            {"kind": "asserts", "functions": ["f"], "tests": [raises]},
             "def f(x):\n    if x < 0:\n        raise ValueError('it is negative')",
             "def f(x):\n    if x < 0:\n        raise TypeError('it is negative')",
         ),
         "check": (
-            {"kind": "asserts", "names": ["f"], "tests": [check]},
+            {"kind": "asserts", "functions": ["f"], "tests": [check]},
             "def f(x):\n    return x * x",
             "def f(x):\n    return x * 2 + 1",
         ),
         "generator": (
             {
                 "kind": "asserts",
-                "names": ["f"],
+                "functions": ["f"],
                 "tests": [
                     f"assert list(f({k})) == [*range({k})]",
                     "g = f(2)\nassert (next(g), next(g), next(g, -1)) == (0, 1, -1)",
@@ -233,7 +233,7 @@ def _asserts(k: int) -> dict[str, tuple[Tests, str, str]]:
         "in_place_asserts": (
             {
                 "kind": "asserts",
-                "names": ["f"],
+                "functions": ["f"],
                 "tests": [f"xs = [{k}, 1]\nf(xs)\nassert xs == [1, {k}]"],
                 "in_place": True,
             },

@@ -52,8 +52,8 @@ CASE = {"args": [1], "expected": 2}
         ),
         ({"kind": "program", "cases": [{"stdin": 1, "stdout": "1"}]}, "metadata.cases.0.stdin: 1"),
         ({"kind": "program", "cases": [{"stdout": "\ud800"}]}, "half of a surrogate pair at character 1"),
-        ({"kind": "asserts", "names": [], "tests": ["assert f(1)"]}, "metadata.names"),
-        ({"kind": "asserts", "names": ["f"], "tests": []}, "metadata.tests"),
+        ({"kind": "asserts", "tests": ["assert f(1)"]}, "it names neither functions nor classes"),
+        ({"kind": "asserts", "functions": ["f"], "tests": []}, "metadata.tests"),
     ],
 )
 def test_bad_hidden_tests_are_named(content: Any, message: str) -> None:

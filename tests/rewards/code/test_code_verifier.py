@@ -33,8 +33,8 @@ def scores(texts: list[str], metadata: str | None, **params: Any) -> list[dict[s
     return score_completions(rollouts(texts, ["p0"] * len(texts)), asked, settings).to_dicts()
 
 
-def asserts(*tests: str, names: tuple[str, ...] = ("f",)) -> dict[str, Any]:
-    return {"kind": "asserts", "names": list(names), "tests": list(tests)}
+def asserts(*tests: str, functions: tuple[str, ...] = ("f",), classes: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"kind": "asserts", "functions": list(functions), "classes": list(classes), "tests": list(tests)}
 
 
 def test_verdicts_and_partial_credit() -> None:
@@ -83,7 +83,39 @@ def total(node):
     return 0 if node is None else node.value + total(node.next)
 """
     test = "n = Node(1, Node(2))\nassert total(n) == 3 and n.next.value == 2 and total(node=n) == 3"
-    assert tried(code, asserts(test, names=("Node", "total"))).status == "pass"
+    assert tried(code, asserts(test, functions=("total",), classes=("Node",))).status == "pass"
+
+
+def test_what_a_function_returns_may_be_called_and_iterated_over() -> None:
+    code = "def adder(n):\n    return lambda x: x + n\ndef evens(n):\n    return range(0, n, 2)"
+    tests = "assert adder(5)(1) == 6", "r = evens(5)\nassert list(r) == [0, 2, 4] and sum(r) == 6 and max(r) == 4"
+    assert tried(code, asserts(*tests, functions=("adder", "evens"))).status == "pass"
+
+
+def test_an_object_has_its_own_methods_whatever_its_base() -> None:
+    code = """
+from collections import OrderedDict
+class Cache(OrderedDict):
+    def get(self, key):
+        return self[key] if key in self else -1
+    def put(self, key, value):
+        self[key] = value
+        if len(self) > 2:
+            self.popitem(last=False)
+"""
+    test = """
+c = Cache()
+for n in (1, 2, 3):
+    c.put(n, n * n)
+assert (c.get(1), c.get(3), len(c), 2 in c) == (-1, 9, 2, True)
+"""
+    assert tried(code, asserts(test, functions=(), classes=("Cache",))).status == "pass"
+
+
+def test_a_test_that_compares_two_objects_is_broken() -> None:
+    code = "class V:\n    def __eq__(self, other):\n        return True"
+    with pytest.raises(BrokenTestError, match="it compares two objects of the solution"):
+        tried(code, asserts("assert V() == V()", functions=(), classes=("V",)))
 
 
 def test_a_test_that_hands_over_a_function_is_broken() -> None:

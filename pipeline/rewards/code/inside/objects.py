@@ -16,7 +16,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "get": lambda target, name: getattr(target, name),
     "item": operator.getitem,
+    "contains": operator.contains,
     "list": list,
+    "iterate": iter,
     "next": next,
     "length": len,
     "str": str,
@@ -27,8 +29,10 @@ MAX_MESSAGE_CHARACTERS = 300
 class Objects:
     """The module of a solution, and the objects that it handed out."""
 
-    def __init__(self, load: Callable[[], types.ModuleType]) -> None:
+    def __init__(self, load: Callable[[], types.ModuleType], keeps_own_classes: bool) -> None:
+        """With `keeps_own_classes` an instance of a class of the solution is an object, whatever its base."""
         self._load = load
+        self._keeps_own_classes = keeps_own_classes
         self._kept: list[Any] = []
         self._namespace: dict[str, Any] = {}
 
@@ -82,11 +86,14 @@ class Objects:
             return {"raised": type(error).__name__, "message": _message(error)}
 
     def _form(self, value: Any) -> dict[str, Any]:
-        try:
-            return {"value": encode(value)}
-        except NotPlainError:
-            self._kept.append(value)
-            return {"object": len(self._kept) - 1, "type": type(value).__name__}
+        is_own = type(value).__module__ == self._namespace.get("__name__")
+        if not (is_own and self._keeps_own_classes):
+            try:
+                return {"value": encode(value)}
+            except NotPlainError:
+                pass
+        self._kept.append(value)
+        return {"object": len(self._kept) - 1, "type": type(value).__name__}
 
 
 def _message(error: BaseException) -> str:

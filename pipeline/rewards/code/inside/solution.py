@@ -77,7 +77,8 @@ def _end_all_others() -> None:
 
 def _serve_calls(channel: Channel) -> None:
     channel.confine()
-    objects = Objects(lambda: _execute(channel.task["code"], "solution"))
+    task = channel.task
+    objects = Objects(lambda: _execute(task["code"], "solution"), keeps_own_classes=task["has_classes"])
     channel.send(objects.load())
     while True:
         channel.send(objects.answer(channel.receive()))
