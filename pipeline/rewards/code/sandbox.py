@@ -48,8 +48,12 @@ class DeadlineError(SandboxError):
     """No answer came in time."""
 
 
+class ProtocolError(SandboxError):
+    """What came is no answer."""
+
+
 class EndedError(SandboxError):
-    """The process ended before it answered; a negative `exit_code` is a signal."""
+    """The process ended before it answered; a negative `exit_code` is a signal, and None means that it lives on."""
 
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(f"it {describe_end(exit_code)} before it answered")
@@ -57,25 +61,22 @@ class EndedError(SandboxError):
 
 
 def describe_end(exit_code: int | None) -> str:
-    """How a process ended, from the exit code that subprocess gives; None where it has not ended.
+    """How a process ended, from the exit code that subprocess gives.
 
-    >>> describe_end(3), describe_end(-11)
-    ('ended with exit code 3', 'was ended by SIGSEGV')
+    >>> describe_end(3), describe_end(-11), describe_end(-40)
+    ('ended with exit code 3', 'was ended by SIGSEGV', 'was ended by signal 40')
     """
     if exit_code is None:
         return "closed its descriptors"
     if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
     return f"ended with exit code {exit_code}"
 
 
 def is_limit(exit_code: int | None) -> bool:
     """Whether that is how the kernel ends a process that used too much processor time or memory."""
     return exit_code is not None and -exit_code in (signal.SIGXCPU, signal.SIGKILL)
-
-
-class ProtocolError(SandboxError):
-    """What came is no answer."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class Sandbox:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # it closed its descriptors and lives on
             return EndedError(None)
-        return EndedError(128 - code if code > 128 else code)  # bubblewrap adds 128 to a signal
+        is_signal = code - 128 in signal.valid_signals()  # bubblewrap adds 128 to one
+        return EndedError(128 - code if is_signal else code)
 
 
 @contextmanager
@@ -204,10 +206,7 @@ def _start(launch: Launch, module: str, stack: ExitStack, deadline: float) -> tu
             options += ["--info-fd", str(info_end), "--userns-block-fd", str(block_end)]
             passed += [info_end, block_end]
         begin = _BEGIN.format(place=launch.place, module=module)
-        process = _popen(
-            [*launch.command, *options, *launch.python, "-c", begin, str(results_end)],
-            passed,
-        )
+        process = _popen([*launch.command, *options, *launch.python, "-c", begin, str(results_end)], passed)
         stack.callback(_close, process)
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pipeline.params import CodeParams
 from pipeline.rewards.code.comparison import equal_outputs, equal_values
 from pipeline.rewards.code.hidden_tests import AssertTests, CallTests, HiddenTests, ProgramTests
+from pipeline.rewards.code.inside.objects import MAX_MESSAGE_CHARACTERS
 from pipeline.rewards.code.inside.values import encode
 from pipeline.rewards.code.sandbox import (
     Launch,
@@ -30,7 +31,6 @@ CHARACTERS_PER_BYTE = 6
 """That JSON needs at most for a byte of text."""
 FRAME_BYTES = 1 << 14
 """For what a message holds beside a result."""
-MAX_MESSAGE_CHARACTERS = 300
 MAX_THREADS = 32
 MAX_OPEN_FILES = 64
 

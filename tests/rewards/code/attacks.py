@@ -55,6 +55,9 @@ ATTACKS = [
     ),
     Attack("atexit_program", "import atexit, os\natexit.register(os._exit, 0)\nraise ValueError", "fail", PROGRAM),
     Attack("exit_code_program", "import os\nprint('PASS')\nos._exit(0)", "fail", PROGRAM),
+    Attack("exit_code_of_no_signal", "import os\ndef f(x):\n    os._exit(200)", "fail"),
+    Attack("signal_without_a_name", "import os\ndef f(x):\n    os.kill(os.getpid(), 40)", "fail"),
+    Attack("signal_without_a_name_program", "import os\nos.kill(os.getpid(), 40)", "fail", PROGRAM),
     # Lying objects
     Attack(
         "always_equal_object",
@@ -189,6 +192,11 @@ def f(x):
     return 0
 """,
         "fail protocol_error",
+    ),
+    Attack(
+        "patching_json",
+        "import json\njson.dumps = lambda *_, **__: '{\"value\":true}'\ndef f(x):\n    return 0",
+        "fail",
     ),
     Attack(
         "patching_asserts",
