@@ -14,7 +14,7 @@ from pipeline.rewards.scoring import score_completions
 from pipeline.tables import PROMPTS, ROLLOUTS
 from tests.benchmarks.compare import in_turn, show
 
-N_COMPLETIONS = 100
+N_COMPLETIONS = 200
 N_WORKERS = 2
 KINDS = {
     "program": {"kind": "program", "cases": [{"stdin": "3 4\n", "stdout": "7\n"}]},
