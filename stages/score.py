@@ -27,7 +27,7 @@ from pipeline.rewards.scoring import (
     score_batch,
     whole_groups,
 )
-from pipeline.table_io import read_table, scan_table, write_json, write_table
+from pipeline.table_io import read_batches, read_table, scan_table, write_json, write_table
 from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
 from pipeline.versioning.lockfile import LOCKFILE, parse_lock
 from pipeline.versioning.objects import object_path
@@ -42,12 +42,17 @@ CODE = Path(code.__file__).parent
 
 def score(params: Params) -> Result:
     """Read `rollouts` and `prompts`, write `rewards`."""
-    rollouts = scan_table(paths.ROLLOUTS, ROLLOUTS, ["iteration", *ROLLOUT_COLUMNS])
-    prompt_ids = rollouts.select("prompt_id").collect()["prompt_id"]
+    columns = ["iteration", *ROLLOUT_COLUMNS]
+    prompt_ids = scan_table(paths.ROLLOUTS, ROLLOUTS, columns).select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
     judgements.KEPT.begin(_judgements_before())
     with progress("scoring", prompt_ids.len(), "with a score_error", is_rate=False) as advance:
-        shards = _score_in_shards(_batches(rollouts, scorer), scorer, shards_folder(params.score), advance)
+        shards = _score_in_shards(
+            _batches(read_batches(paths.ROLLOUTS, ROLLOUTS, columns), scorer),
+            scorer,
+            shards_folder(params.score),
+            advance,
+        )
     write_table(pl.concat([scan_table(shard, REWARDS) for shard in shards]), paths.REWARDS, REWARDS)
     write_table(judgements.KEPT.used(), paths.JUDGEMENTS, JUDGEMENTS)
     shutil.rmtree(paths.SCORES)
@@ -57,11 +62,9 @@ def score(params: Params) -> Result:
     return Result(_line(metrics, rewards["score_error"].drop_nulls()), metrics)
 
 
-def _batches(rollouts: pl.LazyFrame, scorer: Scorer) -> Iterator[pl.DataFrame]:
+def _batches(rollouts: Iterator[pl.DataFrame], scorer: Scorer) -> Iterator[pl.DataFrame]:
     """Whole groups, since the rows of a group come one after another."""
-    if scorer.needs_whole_iteration:
-        return iter([rollouts.collect()])
-    return whole_groups(rollouts.collect_batches(chunk_size=BATCH_COMPLETIONS, maintain_order=True), BATCH_COMPLETIONS)
+    return iter([pl.concat(rollouts)]) if scorer.needs_whole_iteration else whole_groups(rollouts, BATCH_COMPLETIONS)
 
 
 def _score_in_shards(batches: Iterator[pl.DataFrame], scorer: Scorer, folder: Path, advance: OnProgress) -> list[Path]:
