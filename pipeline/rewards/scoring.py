@@ -154,7 +154,7 @@ def _end_of_group(rows: pl.DataFrame, n_rows: int) -> int | None:
 
 
 def _check_verifiers(prompts: Iterable[Prompt], verifiers: Mapping[str, Verifier], terms: Sequence[Term]) -> None:
-    needy = next((term for term in terms if term.needs_verdict), None)
+    needy = next((term for term in terms if term.needs_verdict or term.settings.gated), None)
     for prompt in prompts:
         if prompt.verifier not in verifiers and prompt.verifier != NO_VERIFIER:
             problem = f"there is no verifier {prompt.verifier!r}"
