@@ -45,7 +45,8 @@ def score(params: Params) -> Result:
     columns = ["iteration", *ROLLOUT_COLUMNS]
     prompt_ids = scan_table(paths.ROLLOUTS, ROLLOUTS, columns).select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
-    judgements.KEPT.begin(_judgements_before())
+    asks_judges = any(term.module.endswith(".terms.judge") for term in scorer.terms)
+    judgements.KEPT.begin(_judgements_before() if asks_judges else None)
     with progress("scoring", prompt_ids.len(), "with a score_error", is_rate=False) as advance:
         shards = _score_in_shards(
             _batches(read_batches(paths.ROLLOUTS, ROLLOUTS, columns), scorer),
