@@ -31,16 +31,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         "engine",
         "engine_version",
     ),
-    "score": (
-        "n_completions",
-        "n_scored",
-        "n_errors",
-        "reward_mean",
-        "pass_rate",
-        "term_means",
-        "shadows",
-        "code_isolation",
-    ),
+    "score": ("n_completions", "n_scored", "n_errors", "reward_mean", "pass_rate", "term_means"),
     "normalize": ("n_advantages", "n_null", "advantage_abs_mean"),
     "filter": ("n_groups", "n_kept", "n_training_completions", "outcomes", "dropped_reasons"),
     "update": (

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from pipeline.rewards.scoring import (
     score_batch,
     whole_groups,
 )
-from pipeline.table_io import read_table, scan_table, write_json, write_table
+from pipeline.rewards.workers import WorkersOnDemand
+from pipeline.table_io import read_batches, read_table, scan_table, write_json, write_table
 from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
 from pipeline.versioning.lockfile import LOCKFILE, parse_lock
 from pipeline.versioning.objects import object_path
@@ -42,42 +44,59 @@ CODE = Path(code.__file__).parent
 
 def score(params: Params) -> Result:
     """Read `rollouts` and `prompts`, write `rewards`."""
-    rollouts = scan_table(paths.ROLLOUTS, ROLLOUTS, ["iteration", *ROLLOUT_COLUMNS])
-    prompt_ids = rollouts.select("prompt_id").collect()["prompt_id"]
+    columns = ["iteration", *ROLLOUT_COLUMNS]
+    prompt_ids = scan_table(paths.ROLLOUTS, ROLLOUTS, columns).select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
-    judgements.KEPT.begin(_judgements_before())
-    with progress("scoring", prompt_ids.len(), "with a score_error", is_rate=False) as advance:
-        shards = _score_in_shards(_batches(rollouts, scorer), scorer, shards_folder(params.score), advance)
-    write_table(pl.concat([scan_table(shard, REWARDS) for shard in shards]), paths.REWARDS, REWARDS)
+    asks_judges = any(term.module.endswith(".terms.judge") for term in scorer.terms)
+    judgements.KEPT.begin(_judgements_before() if asks_judges else None)
+    batches = _batches(read_batches(paths.ROLLOUTS, ROLLOUTS, columns), scorer)
+    n_completions = prompt_ids.len()
+    with (
+        progress("scoring", n_completions, "with a score_error", is_rate=False) as advance,
+        scorer.start_workers() as workers,
+    ):
+        score_rows = partial(_rewards, scorer=scorer, workers=workers, advance=advance)
+        if n_completions <= BATCH_COMPLETIONS or scorer.needs_whole_iteration:  # one batch: nothing to resume
+            write_table(score_rows(next(batches)), paths.REWARDS, REWARDS)
+        else:
+            shards = _score_in_shards(batches, score_rows, shards_folder(params.score), advance)
+            write_table(pl.concat([scan_table(shard, REWARDS) for shard in shards]), paths.REWARDS, REWARDS)
     write_table(judgements.KEPT.used(), paths.JUDGEMENTS, JUDGEMENTS)
-    shutil.rmtree(paths.SCORES)
+    shutil.rmtree(paths.SCORES, ignore_errors=True)
 
     rewards = pl.scan_parquet(paths.REWARDS).drop("extracted_answer").collect()
     metrics = {**score_metrics(rewards), "code_isolation": scorer.code_isolation}
     return Result(_line(metrics, rewards["score_error"].drop_nulls()), metrics)
 
 
-def _batches(rollouts: pl.LazyFrame, scorer: Scorer) -> Iterator[pl.DataFrame]:
+def _batches(rollouts: Iterator[pl.DataFrame], scorer: Scorer) -> Iterator[pl.DataFrame]:
     """Whole groups, since the rows of a group come one after another."""
-    if scorer.needs_whole_iteration:
-        return iter([rollouts.collect()])
-    return whole_groups(rollouts.collect_batches(chunk_size=BATCH_COMPLETIONS, maintain_order=True), BATCH_COMPLETIONS)
+    return iter([pl.concat(rollouts)]) if scorer.needs_whole_iteration else whole_groups(rollouts, BATCH_COMPLETIONS)
 
 
-def _score_in_shards(batches: Iterator[pl.DataFrame], scorer: Scorer, folder: Path, advance: OnProgress) -> list[Path]:
+def _rewards(batch: pl.DataFrame, scorer: Scorer, workers: WorkersOnDemand, advance: OnProgress) -> pl.DataFrame:
+    """Rows of `rewards`."""
+    scores = score_batch(batch, scorer, workers, advance)
+    return batch.select("iteration", "completion_id", "group_id", "prompt_id").hstack(scores.drop("completion_id"))
+
+
+def _score_in_shards(
+    batches: Iterator[pl.DataFrame],
+    score_rows: Callable[[pl.DataFrame], pl.DataFrame],
+    folder: Path,
+    advance: OnProgress,
+) -> list[Path]:
     """A file of `rewards` for each of `batches` in `folder`, made where it is not there from an earlier try."""
     shards = []
-    with scorer.start_workers() as workers:
-        for number, batch in enumerate(batches):
-            shards.append(folder / f"{number:06d}.parquet")
-            used = shards[-1].with_suffix(".json")
-            if shards[-1].is_file() and all(judgements.KEPT.use(key) for key in json.loads(used.read_text("utf-8"))):
-                advance(batch.height, 0)
-                continue
-            scores = score_batch(batch, scorer, workers, advance)
-            keys = batch.select("iteration", "completion_id", "group_id", "prompt_id")
-            write_json(judgements.KEPT.used_keys, used)
-            write_table(keys.hstack(scores.drop("completion_id")), shards[-1], REWARDS)
+    for number, batch in enumerate(batches):
+        shards.append(folder / f"{number:06d}.parquet")
+        used = shards[-1].with_suffix(".json")
+        if shards[-1].is_file() and all(judgements.KEPT.use(key) for key in json.loads(used.read_text("utf-8"))):
+            advance(batch.height, 0)
+            continue
+        rewards = score_rows(batch)
+        write_json(judgements.KEPT.used_keys, used)
+        write_table(rewards, shards[-1], REWARDS)
     return shards
 
 

@@ -160,7 +160,7 @@ def _end_of_group(rows: pl.DataFrame, n_rows: int) -> int | None:
 
 
 def _check_verifiers(prompts: Iterable[Prompt], verifiers: Mapping[str, Verifier], terms: Sequence[Term]) -> None:
-    needy = next((term for term in terms if term.needs_verdict), None)
+    needy = next((term for term in terms if term.needs_verdict or term.settings.gated), None)
     for prompt in prompts:
         if prompt.verifier not in verifiers and prompt.verifier != NO_VERIFIER:
             problem = f"there is no verifier {prompt.verifier!r}"
@@ -199,10 +199,12 @@ def _completions(rollouts: pl.DataFrame, prompts: Sequence[Prompt], verdicts: Se
 
 def _token_arrays(tokens: pl.Series) -> Iterator[array[int]]:
     """Each list of Int32 as an array, whose entries take 4 bytes where those of a list take 36."""
-    flat = tokens.to_arrow().flatten().to_numpy()
-    start = 0
+    flat = tokens.to_arrow().flatten()
+    # Not flat.to_numpy(), which imports pandas where it is installed.
+    ids = memoryview(flat.buffers()[1] or b"").cast("i")
+    start = flat.offset
     for length in tokens.list.len():
-        yield array("i", flat[start : start + length].tobytes())
+        yield array("i", ids[start : start + length].tobytes())
         start += length
 
 

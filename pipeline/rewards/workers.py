@@ -30,6 +30,9 @@ from pebble import ProcessExpired, ProcessPool
 WORKER_MEMORY_BYTES = 4 << 30
 """Address space of a worker; what asks for more gets a MemoryError."""
 
+PATIENCE = 4
+"""How many times its limit a call may take by the clock."""
+
 _running: list[ProcessPool] = []
 """The pools that share the one fork server of this process."""
 
@@ -40,7 +43,11 @@ _CHUNK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `function`, given as `module:name`, with arguments that can be pickled."""
+    """A call of `function`, given as `module:name`, with arguments that can be pickled.
+
+    The limit is one of computing time, so that a busy machine makes no right answer a late one; what waits, or is kept
+    waiting, has `PATIENCE` times as long.
+    """
 
     function: str
     args: tuple[Any, ...]
@@ -87,8 +94,8 @@ class Workers:
         return outcomes
 
     def _start(self, chunk: list[Call], log: Path) -> Future[None]:
-        # Each call has an alarm of its own. This limit is for code that turns the alarm off.
-        limit = _CHUNK_SECONDS + max(call.time_limit_seconds for call in chunk) + 1
+        # Each call has alarms of its own. This limit is for code that turns them off.
+        limit = _CHUNK_SECONDS + PATIENCE * max(call.time_limit_seconds for call in chunk) + 1
         return self.pool.schedule(_run_chunk, (chunk, log), timeout=limit)
 
     def _log(self, chunk: list[int]) -> Path:
@@ -161,7 +168,7 @@ def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Out
 
 
 def _death(error: TimeoutError | ProcessExpired, call: Call) -> Outcome:
-    if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGALRM:
+    if isinstance(error, ProcessExpired) and error.exitcode not in (-signal.SIGPROF, -signal.SIGALRM):
         return Outcome(failure="crash", reason=f"crash: its worker process ended with exit code {error.exitcode}")
     return Outcome(failure="timeout", reason=f"timeout: it took more than {call.time_limit_seconds:g} s")
 
@@ -178,14 +185,16 @@ def _run_chunk(calls: Sequence[Call], log: Path) -> None:
 
 def _run_call(call: Call) -> str:
     """The fields of an `Outcome` as JSON: only plain values leave a worker, since others may not survive the trip."""
-    # The default action of this signal kills, also in the midst of a computation in C, and with the parent gone.
-    signal.setitimer(signal.ITIMER_REAL, call.time_limit_seconds)
+    # The default action of these signals kills, also in the midst of a computation in C, and with the parent gone.
+    signal.setitimer(signal.ITIMER_PROF, call.time_limit_seconds)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * call.time_limit_seconds)
     try:
         return json.dumps([_run(call)])
     except BaseException as error:  # whatever it is, a SystemExit too, it is the outcome of this one call
         return json.dumps([None, "exception", describe(error)])
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
 
 
 def describe(error: BaseException) -> str:

@@ -118,6 +118,15 @@ def test_without_a_verifier_there_is_no_verdict() -> None:
         score_completions(rollouts(["7", "x"]), unverified, params())
 
 
+def test_a_gated_term_needs_a_verdict() -> None:
+    gated = {"format": {"weight": 1.0, "gated": True, "params": {"pattern": r"\d"}}}
+    with pytest.raises(BadInput, match=r"params\.yaml: score\.terms\.format: it needs a verdict, and prompt p0"):
+        score_completions(rollouts(["7"]), prompts([None], "none"), params(terms=gated))
+    scores = score_completions(rollouts(["7", "8", "7"]), prompts(["7", "7", ""]), params(terms=gated))
+    assert scores["reward"].to_list() == [1.0, 0.0, None]
+    assert scores["score_error"][2] == "answer: the prompt's is '', so there is nothing to compare with"
+
+
 def test_verifiers_may_be_mixed() -> None:
     mixed = prompts(["7", "7"]).with_columns(verifier=pl.Series(["math", "none"]))
     only = {"format": {"weight": 1.0, "params": {"pattern": r"\d"}}}
