@@ -1,4 +1,7 @@
-"""Solutions against hidden tests in sandboxes, beside a bare `python -I` for each that keeps nothing in."""
+"""Solutions against hidden tests in sandboxes, beside a bare `python -I` for each that keeps nothing in.
+
+`python -m tests.benchmarks.code` runs it alone.
+"""
 
 from __future__ import annotations
 
@@ -70,3 +73,7 @@ def run_in_sandboxes(kind: str) -> None:
         params,
     )
     assert scores["reward"].to_list() == [1.0] * N_COMPLETIONS
+
+
+if __name__ == "__main__":
+    main()

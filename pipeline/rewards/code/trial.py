@@ -177,7 +177,7 @@ def _limits(params: CodeParams) -> dict[str, int]:
 _REPLIES: Sequence[dict[str, type | tuple[type, ...]]] = (
     {"value": object},
     {"object": int, "type": str},
-    {"raised": str, "message": str},
+    {"raised": str, "base": str, "message": str},
 )
 
 

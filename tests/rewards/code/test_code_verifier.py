@@ -92,6 +92,13 @@ def test_what_a_function_returns_may_be_called_and_iterated_over() -> None:
     assert tried(code, asserts(*tests, functions=("adder", "evens"))).status == "pass"
 
 
+def test_an_error_of_its_own_is_that_of_its_base() -> None:
+    code = "class TooSmall(ValueError):\n    pass\ndef f(x):\n    raise TooSmall(f'{x} is too small')"
+    test = "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error) == '1 is too small'\nelse:\n    assert 0"
+    assert tried(code, asserts(test)).status == "pass"
+    assert tried(code).reason == "test 1: it raised TooSmall: 3 is too small"
+
+
 def test_an_object_has_its_own_methods_whatever_its_base() -> None:
     code = """
 from collections import OrderedDict

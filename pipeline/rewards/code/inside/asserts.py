@@ -65,9 +65,9 @@ class _Solution:
             for before, after in zip(args, decode(reply["args"]), strict=True):
                 _make_equal(before, after)
         if "raised" in reply:
-            if operation == "next" and reply["raised"] == "StopIteration":
+            if operation == "next" and reply["base"] == "StopIteration":
                 raise StopIteration
-            raise _error(reply["raised"], reply["message"])
+            raise _error(reply["base"], reply["message"])
         if "object" in reply:
             self._has_given_objects = True
             return self.stand_in_for(reply["object"])
@@ -97,7 +97,7 @@ def _make_equal(before: Any, after: Any) -> None:
 
 
 def _error(name: str, message: str) -> Exception:
-    """The built-in error of that name, which a test may expect.
+    """The built-in error of that name, which a test may expect; an error of the solution's own is that of its base.
 
     A StopIteration would end a loop of the test over `map(function, inputs)` early, and pass it.
     """

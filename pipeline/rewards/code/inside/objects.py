@@ -83,7 +83,8 @@ class Objects:
         except TooLargeError:
             return {"is_too_large": True}
         except BaseException as error:  # a solution may raise anything, and a SystemExit ends nothing here
-            return {"raised": type(error).__name__, "message": _message(error)}
+            base = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            return {"raised": type(error).__name__, "base": base, "message": _message(error)}
 
     def _form(self, value: Any) -> dict[str, Any]:
         is_own = type(value).__module__ == self._namespace.get("__name__")
