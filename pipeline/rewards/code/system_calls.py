@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from pipeline.errors import BadInput
+from pipeline.params import PARAMS_FILE
 
 _FILES = """
 read write readv writev pread64 pwrite64 open openat close close_range stat fstat lstat newfstatat statx access
@@ -51,7 +52,9 @@ def filter_program(may_start_processes: bool) -> bytes:
         import pyseccomp as seccomp  # here, since importing it needs libseccomp
     except (ImportError, RuntimeError, OSError) as error:
         remedy = "Install it (Debian, Ubuntu: `apt-get install libseccomp2`)"
-        raise BadInput("score.code", f"libseccomp can't be loaded: {error}", remedy) from error
+        raise BadInput(
+            f"{PARAMS_FILE}: score.code.isolation", f"libseccomp can't be loaded: {error}", remedy
+        ) from error
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
     names = f"{_FILES} {_WAITING} {_MEMORY} {_SIGNALS} {_PROCESS} {_STARTING if may_start_processes else ''}".split()
     for name in filter(_is_known, names):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from pipeline.rewards.code.hidden_tests import read_tests
 from tests.rewards.code.trials import needs_sandbox, tried
 from tests.stage_runs import ROOT
-
-pytestmark = needs_sandbox
+from tests.test_docs import code_blocks, section
 
 ROWS = [json.loads(line) for line in (ROOT / "data/sources/example_functions.jsonl").read_text().splitlines()]
 SOLUTIONS = [
@@ -40,6 +40,13 @@ SOLUTIONS = [
 ]
 
 
+def test_the_readme_shows_hidden_tests_of_each_kind() -> None:
+    (block,) = code_blocks(section("### Code"), "json")
+    shown = [read_tests(json.dumps(json.loads(line)["tests"])).kind for line in block.splitlines()]
+    assert sorted(shown) == ["asserts", "calls", "program"]
+
+
+@needs_sandbox
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_hidden_tests_of_the_example_take_the_right_solution_alone(number: int) -> None:
     assert tried(SOLUTIONS[number], ROWS[number]["tests"]).status == "pass"
