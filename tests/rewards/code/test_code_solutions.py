@@ -13,6 +13,7 @@ from tests.rewards.frames import prompts, rollouts
 pytestmark = needs_sandbox
 
 
+@pytest.mark.slow
 def test_500_honest_solutions_have_the_right_verdict() -> None:
     solutions = honest_solutions(500)
     metadata: list[str | None] = [json.dumps(each.tests) for each in solutions]
