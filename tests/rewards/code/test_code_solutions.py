@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pipeline.params import ScoreParams
 from pipeline.rewards.scoring import score_completions
 from tests.rewards.code.honest import honest_solutions
