@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
-from pipeline.rewards.code.hidden_tests import CallCase, CallTests
+from pipeline.rewards.code.hidden_tests import CallCase, CallTests, ProgramCase, ProgramTests
 from pipeline.rewards.code.judging import Status, judge
 from pipeline.rewards.code.launch import REMEDY, WHERE
 from pipeline.rewards.code.sandbox import Launch
 
-_HONEST = "def double(x):\n    return 2 * x\n"
+_FUNCTION = """
+import threading
+
+def double(x):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(2 * x))
+    thread.start()
+    thread.join()
+    return results[0]
+"""
+_PROGRAM = "print(2 * int(input()))"
 _PROBE = '''
 import ctypes, os, socket
 
@@ -47,15 +57,17 @@ def attempts():
 
 
 def check_sandbox(params: CodeParams, launch: Launch) -> None:
-    """Try the sandbox with an honest solution, and with one that tries to get out.
+    """Try the sandbox with honest solutions, and with one that tries to get out.
 
     Raises:
-        BadInput: it does not work here, or does not hold; without isolation only the honest one is tried.
+        BadInput: it does not work here, or does not hold; without isolation only honest ones are tried.
     """
-    honest = CallTests(kind="calls", function="double", cases=[CallCase(args=[21], expected=42)])
-    verdict = judge(_HONEST, honest, params, launch)
-    if verdict.status is not Status.PASS:
-        raise BadInput(WHERE, f"a right solution comes out as {verdict.status}: {verdict.reason}", REMEDY)
+    calls = CallTests(kind="calls", function="double", cases=[CallCase(args=[21], expected=42)])
+    runs = ProgramTests(kind="program", cases=[ProgramCase(stdin="21", stdout="42")])
+    for code, tests in ((_FUNCTION, calls), (_PROGRAM, runs)):
+        verdict = judge(code, tests, params, launch)
+        if verdict.status is not Status.PASS:
+            raise BadInput(WHERE, f"a right solution comes out as {verdict.status}: {verdict.reason}", REMEDY)
     if not launch.is_isolated:
         return
     probe = _PROBE.format(host_file=__file__, too_much=params.memory_mb << 20)
