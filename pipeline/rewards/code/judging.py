@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline.params import CodeParams
+from pipeline.rewards.code.failures import DeadlineError, EndedError, InfraError, ProtocolError, SandboxError
 from pipeline.rewards.code.hidden_tests import AssertTests, HiddenTests, read_tests
-from pipeline.rewards.code.sandbox import (
-    DeadlineError,
-    EndedError,
-    InfraError,
-    Launch,
-    ProtocolError,
-    SandboxError,
-)
+from pipeline.rewards.code.sandbox import Launch
 from pipeline.rewards.code.trial import BrokenTestError, LimitError, SolutionError, Trial
 
 N_TRIES = 3

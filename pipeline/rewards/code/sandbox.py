@@ -7,6 +7,7 @@ Inside there is the Python that runs here with its standard library, the system'
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.rewards.code.computing import computing_seconds
+from pipeline.rewards.code.failures import DeadlineError, EndedError, InfraError, ProtocolError, SandboxError
 from pipeline.rewards.code.inside import frames
 from pipeline.rewards.code.inside.channel import HELLO
 
-START_SECONDS = 20.0
-"""For bubblewrap and Python to start, on a machine with other things to do."""
+START_SECONDS = 5.0
+"""For bubblewrap and Python to start."""
 
 _BEGIN = """
 import sys
@@ -31,52 +34,14 @@ from inside import {module}
 del sys.path[0]
 {module}.main(int(sys.argv[1]))
 """
+PATIENCE = 4
+"""How many times its limit an answer may take by the clock, on a machine with other things to do."""
+
 _END_SECONDS = 1.0
+_TICK_SECONDS = 0.01
+"""The kernel counts computing time in these."""
 _UIDS_OF_ROOT = "0 0 1\n1 65534 1\n"
 """Root and nobody, by the numbers that they have inside and outside."""
-
-
-class SandboxError(Exception):
-    """A sandbox did not do what was asked of it, for a reason that is its message."""
-
-
-class InfraError(SandboxError):
-    """The sandbox did not come up: that says nothing of the solution."""
-
-
-class DeadlineError(SandboxError):
-    """No answer came in time."""
-
-
-class ProtocolError(SandboxError):
-    """What came is no answer."""
-
-
-class EndedError(SandboxError):
-    """The process ended before it answered; a negative `exit_code` is a signal, and None means that it lives on."""
-
-    def __init__(self, exit_code: int | None) -> None:
-        super().__init__(f"it {describe_end(exit_code)} before it answered")
-        self.is_limit = is_limit(exit_code)
-
-
-def describe_end(exit_code: int | None) -> str:
-    """How a process ended, from the exit code that subprocess gives.
-
-    >>> describe_end(3), describe_end(-11), describe_end(-40)
-    ('ended with exit code 3', 'was ended by SIGSEGV', 'was ended by signal 40')
-    """
-    if exit_code is None:
-        return "closed its descriptors"
-    if exit_code < 0:
-        names = {each.value: each.name for each in signal.Signals}
-        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
-    return f"ended with exit code {exit_code}"
-
-
-def is_limit(exit_code: int | None) -> bool:
-    """Whether that is how the kernel ends a process that used too much processor time or memory."""
-    return exit_code is not None and -exit_code in (signal.SIGXCPU, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -96,24 +61,36 @@ class Launch:
     is_isolated: bool
 
 
-class Sandbox:
-    """A running sandbox that has said hello."""
+class Limit:
+    """How long something may take: so many seconds of computing, and `PATIENCE` times as many by the clock.
 
-    def __init__(self, process: subprocess.Popen[bytes], results: int, max_frame_bytes: int) -> None:
+    `seconds` is what is left of them, and `ends_at`, of time.monotonic, the end in any case.
+    """
+
+    def __init__(self, seconds: float, ends_at: float = math.inf) -> None:
+        self.seconds = seconds
+        self.ends_at = min(ends_at, time.monotonic() + PATIENCE * seconds)
+
+
+class Sandbox:
+    """A running sandbox that has said hello; `first` is its first process, by its number outside."""
+
+    def __init__(self, process: subprocess.Popen[bytes], results: int, first: int, max_frame_bytes: int) -> None:
         self._process = process
         self._results = results
+        self._first = first
         self._max_frame_bytes = max_frame_bytes
 
-    def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], limit: Limit) -> dict[str, Any]:
         """The answer to `message`.
 
         Raises:
-            SandboxError: there is none by `deadline` (of time.monotonic), the process ended, or it is no answer.
+            SandboxError: there is none within `limit`, the process ended, or it is no answer.
         """
-        self.send(message, deadline)
-        return self.receive(deadline)
+        self.send(message, limit)
+        return self.receive(limit)
 
-    def send(self, message: dict[str, Any], deadline: float) -> None:
+    def send(self, message: dict[str, Any], limit: Limit) -> None:
         """Write `message` to the process; raises as `ask` does."""
         assert self._process.stdin is not None
         descriptor = self._process.stdin.fileno()
@@ -122,18 +99,18 @@ class Sandbox:
         except ValueError as error:  # a reply to be passed on that is nested deeper than marshal goes
             raise ProtocolError(f"it sent what can't be passed on: {error}") from error
         while rest:
-            _wait(descriptor, select.POLLOUT, deadline)
+            self._wait(descriptor, select.POLLOUT, limit)
             try:
                 rest = rest[os.write(descriptor, rest) :]
             except BrokenPipeError:
                 raise self._ended() from None
 
-    def receive(self, deadline: float) -> dict[str, Any]:
+    def receive(self, limit: Limit) -> dict[str, Any]:
         """The next message of the process; raises as `ask` does."""
-        size = int.from_bytes(self._read(frames.HEADER_BYTES, deadline), "big")
+        size = int.from_bytes(self._read(frames.HEADER_BYTES, limit), "big")
         if size > self._max_frame_bytes:
             raise ProtocolError(f"it announced an answer of {size} bytes, more than {self._max_frame_bytes}")
-        body = self._read(size, deadline)
+        body = self._read(size, limit)
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -142,16 +119,30 @@ class Sandbox:
             raise ProtocolError("it sent what is no message")
         return message
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, limit: Limit) -> bytes:
         parts = []
         while size:
-            _wait(self._results, select.POLLIN, deadline)
+            self._wait(self._results, select.POLLIN, limit)
             part = os.read(self._results, min(size, 1 << 16))
             if not part:
                 raise self._ended()
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    def _wait(self, descriptor: int, event: int, limit: Limit) -> None:
+        """Until `event`; raises a DeadlineError at the end of `limit`."""
+        if _has(descriptor, event, seconds=0.0):
+            return
+        computed, now = computing_seconds(self._first), time.monotonic()
+        while limit.seconds > 0 and now < limit.ends_at:
+            is_there = _has(descriptor, event, min(max(limit.seconds, _TICK_SECONDS), limit.ends_at - now))
+            before, computed = computed, computing_seconds(self._first)
+            passed, now = time.monotonic() - now, time.monotonic()
+            limit.seconds -= passed if before is None or computed is None else computed - before
+            if is_there:
+                return
+        raise DeadlineError("no answer came in time")
 
     def _ended(self) -> EndedError:
         try:
@@ -171,15 +162,15 @@ def open_sandbox(
     Raises:
         InfraError: it did not come up.
     """
-    deadline = time.monotonic() + START_SECONDS
+    limit = Limit(START_SECONDS)
     with ExitStack() as stack:
-        process, results = _start(launch, module, stack, deadline)
-        sandbox = Sandbox(process, results, max_frame_bytes)
+        process, results, first = _start(launch, module, stack, limit.ends_at)
         try:
-            if sandbox.receive(deadline) != HELLO:
+            sandbox = Sandbox(process, results, first, max_frame_bytes)
+            if sandbox.receive(limit) != HELLO:
                 raise ProtocolError("its first words were not hello")
             confinement = {"filter": launch.inner_filter.hex(), "is_root": launch.is_root}
-            sandbox.send({**task, **confinement, "is_isolated": launch.is_isolated}, deadline)
+            sandbox.send({**task, **confinement, "is_isolated": launch.is_isolated}, limit)
         except SandboxError as error:
             _end(process)
             assert process.stderr is not None
@@ -188,31 +179,33 @@ def open_sandbox(
         yield sandbox
 
 
-def _start(launch: Launch, module: str, stack: ExitStack, deadline: float) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the descriptor that its results come on; `stack` ends both."""
+def _start(launch: Launch, module: str, stack: ExitStack, deadline: float) -> tuple[subprocess.Popen[bytes], int, int]:
+    """The process, the descriptor of its results, and the first process of the sandbox; `stack` ends all of them."""
     with ExitStack() as theirs:
         results, results_end = _pipe(stack, theirs)
         passed, options = [results_end], []
-        if launch.outer_filter:
+        if launch.is_isolated:
             program, program_end = os.pipe()
             theirs.callback(os.close, program)
             os.write(program_end, launch.outer_filter)
             os.close(program_end)
-            options += ["--seccomp", str(program)]
-            passed.append(program)
-        if launch.is_root:
             info, info_end = _pipe(stack, theirs)
+            options += ["--seccomp", str(program), "--info-fd", str(info_end)]
+            passed += [program, info_end]
+        if launch.is_root:
             block_end, block = _pipe(theirs, stack)
-            options += ["--info-fd", str(info_end), "--userns-block-fd", str(block_end)]
-            passed += [info_end, block_end]
+            options += ["--userns-block-fd", str(block_end)]
+            passed.append(block_end)
         begin = _BEGIN.format(place=launch.place, module=module)
         process = _popen([*launch.command, *options, *launch.python, "-c", begin, str(results_end)], passed)
         stack.callback(_close, process)
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
-    if launch.is_root:
-        _map_users(info, block, deadline)
-    return process, results
+    first = _first_process(info, deadline) if launch.is_isolated else process.pid
+    if launch.is_root and first is not None:
+        _map_users(first)
+        os.write(block, b"1")
+    return process, results, first or process.pid
 
 
 def _popen(command: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
@@ -238,27 +231,28 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     return reading, writing
 
 
-def _map_users(info: int, block: int, deadline: float) -> None:
-    """Give the sandbox its two users, as soon as bubblewrap says which process it is, and let it go on."""
+def _first_process(info: int, deadline: float) -> int | None:
+    """The first process of the sandbox, as bubblewrap tells; None where it fails, which it then says by itself."""
     told = b""
-    with suppress(DeadlineError, OSError, ValueError, KeyError):  # bubblewrap's own words come with the missing hello
-        while not told.rstrip().endswith(b"}"):
-            _wait(info, select.POLLIN, deadline)
-            part = os.read(info, 4096)
-            if not part:
-                return
-            told += part
-        child = json.loads(told)["child-pid"]
+    while not told.rstrip().endswith(b"}"):
+        if not _has(info, select.POLLIN, deadline - time.monotonic()) or not (part := os.read(info, 4096)):
+            return None
+        told += part
+    return int(json.loads(told)["child-pid"])
+
+
+def _map_users(first: int) -> None:
+    """Give a sandbox that root started its two users."""
+    with suppress(OSError):  # it has ended: there will be no hello
         for kind in ("uid", "gid"):
-            Path(f"/proc/{child}/{kind}_map").write_text(_UIDS_OF_ROOT, encoding="ascii")
-        os.write(block, b"1")
+            Path(f"/proc/{first}/{kind}_map").write_text(_UIDS_OF_ROOT, encoding="ascii")
 
 
-def _wait(descriptor: int, event: int, deadline: float) -> None:
+def _has(descriptor: int, event: int, seconds: float) -> bool:
+    """Whether there is `event` on `descriptor` within so many seconds."""
     poll = select.poll()
     poll.register(descriptor, event)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise DeadlineError("no answer came in time")
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

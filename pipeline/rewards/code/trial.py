@@ -14,18 +14,11 @@ from typing import Any, Literal
 
 from pipeline.params import CodeParams
 from pipeline.rewards.code.comparison import equal_outputs, equal_values
+from pipeline.rewards.code.failures import ProtocolError, SandboxError, describe_end, is_limit
 from pipeline.rewards.code.hidden_tests import AssertTests, CallTests, HiddenTests, ProgramTests
 from pipeline.rewards.code.inside.objects import MAX_MESSAGE_CHARACTERS
 from pipeline.rewards.code.inside.values import encode
-from pipeline.rewards.code.sandbox import (
-    Launch,
-    ProtocolError,
-    Sandbox,
-    SandboxError,
-    describe_end,
-    is_limit,
-    open_sandbox,
-)
+from pipeline.rewards.code.sandbox import Launch, Limit, Sandbox, open_sandbox
 
 CHARACTERS_PER_BYTE = 6
 """That JSON needs at most for a byte of text."""
@@ -78,7 +71,7 @@ class Trial:
     def _run_programs(self, tests: ProgramTests) -> Generator[TestResult, None, None]:
         with self._solution("program") as solution:
             for case in tests.cases:
-                run = solution.ask({"stdin": case.stdin}, self._deadline())
+                run = solution.ask({"stdin": case.stdin}, self._limit())
                 if run["is_cut"]:
                     raise LimitError(f"it wrote more than {self._params.max_output_bytes} bytes")
                 exit_code = os.waitstatus_to_exitcode(run["status"])
@@ -99,7 +92,7 @@ class Trial:
                 args, kwargs = [encode(each) for each in case.args], encode(case.kwargs)
                 request = {"operation": "call", "target": path, "args": args, "kwargs": kwargs}
                 wants_args = {"wants_args": tests.in_place is not None}
-                reply = _checked(solution.ask({**request, **wants_args}, self._deadline()))
+                reply = _checked(solution.ask({**request, **wants_args}, self._limit()))
                 yield _call_result(reply, encode(case.expected), tests)
 
     def _run_asserts(self, tests: AssertTests) -> Generator[TestResult, None, None]:
@@ -116,17 +109,17 @@ class Trial:
 
     def _run_test(self, test: str, solution: Sandbox, asserts: Sandbox) -> dict[str, Any]:
         """What the sandbox with the tests says at the end of one, the solution's replies passed on until then."""
-        deadline = self._deadline()
-        said = asserts.ask({"test": test}, deadline)
+        limit = self._limit()
+        said = asserts.ask({"test": test}, limit)
         while "request" in said:
-            reply = _checked(solution.ask(said["request"], deadline))
-            said = asserts.ask(reply, deadline)
+            reply = _checked(solution.ask(said["request"], limit))
+            said = asserts.ask(reply, limit)
         if "is_too_large" in said:
             raise LimitError("a test hands it too large an argument")
         return said
 
     def _load(self, solution: Sandbox) -> None:
-        reply = _checked(solution.receive(self._deadline()))
+        reply = _checked(solution.receive(self._limit()))
         if "raised" in reply:
             raise SolutionError(f"it can't be run: {reply['raised']}: {reply['message']}")
 
@@ -142,8 +135,8 @@ class Trial:
         whole = {**task, "limits": limits, "max_output_bytes": max_output_bytes, "max_frame_bytes": max_frame_bytes}
         return open_sandbox(self._launch, module, whole, max_frame_bytes)
 
-    def _deadline(self) -> float:
-        return min(self._end, time.monotonic() + self._params.time_limit_seconds)
+    def _limit(self) -> Limit:
+        return Limit(self._params.time_limit_seconds, self._end)
 
 
 def _call_result(reply: dict[str, Any], expected: Any, tests: CallTests) -> TestResult:

@@ -10,7 +10,7 @@ from pipeline.rewards.code.extraction import code_block
 from pipeline.rewards.code.hidden_tests import read_tests
 from pipeline.rewards.code.judging import N_TRIES
 from pipeline.rewards.code.launch import make_launch
-from pipeline.rewards.code.sandbox import START_SECONDS, Launch
+from pipeline.rewards.code.sandbox import PATIENCE, START_SECONDS, Launch
 from pipeline.rewards.completion import Verdict
 from pipeline.rewards.verifier import Prompt, Question, unjudged, wrong
 from pipeline.rewards.workers import Call
@@ -24,7 +24,7 @@ class CodeVerifier:
     def __init__(self, params: CodeParams) -> None:
         self._params = params
         # Beyond all limits that the worker itself sets, so that only a worker that hangs is ended by this one.
-        self._limit = N_TRIES * (params.total_time_limit_seconds + 2 * START_SECONDS)
+        self._limit = N_TRIES * (params.total_time_limit_seconds + 2 * PATIENCE * START_SECONDS)
 
     def judge(self, completion_text: str, prompt: Prompt) -> Verdict | Question:
         """A question for a worker, or at once the verdict on a completion without code.

@@ -153,7 +153,7 @@ def test_the_canary_refuses_a_sandbox_with_a_hole(hole: str, monkeypatch: pytest
         bind = (*opened, "--ro-bind", here[-1], here[-1])
         launch = replace(launch, command=(*launch.command[:end], *bind, *launch.command[end:]))
     elif hole == "no_filter":
-        launch = replace(launch, inner_filter=b"", outer_filter=b"")
+        launch = replace(launch, inner_filter=b"")
     elif hole == "no_inner_filter":
         launch = replace(launch, inner_filter=launch.outer_filter)
     else:

@@ -141,6 +141,16 @@ def test_after_a_time_out_no_test_is_run() -> None:
     assert (judgement.status, judgement.n_passed, judgement.reason) == ("timeout", 1, "test 2: no answer came in time")
 
 
+def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> None:
+    waits = "import time\ndef f(x):\n    time.sleep(0.6)\n    return x * x"
+    assert tried(waits, time_limit_seconds=0.5).status == "pass"  # 0.6 s by the clock is less than 4 x 0.5 s
+    assert tried(waits, time_limit_seconds=0.1).status == "timeout"
+    computes = (
+        "import time\ndef f(x):\n    end = time.process_time() + 1.0\n    while time.process_time() < end: pass\n"
+    )
+    assert tried(f"{computes}    return x * x", time_limit_seconds=0.5).status == "timeout"
+
+
 def test_the_whole_trial_has_a_limit_too() -> None:
     cases = [{"args": [n], "expected": n} for n in range(50)]
     code = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x"
