@@ -16,7 +16,8 @@ from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
 from pipeline.presets import describe_method
-from pipeline.rewards.terms import load_terms
+from pipeline.rescore_command import rescore_iterations
+from pipeline.rewards.registry import load_terms
 from pipeline.summary import decimal, facts
 
 DATA = Path("data")
@@ -35,6 +36,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 run_commands.register(app)
+app.command("rescore")(rescore_iterations)
 
 
 @app.callback()
@@ -84,3 +86,7 @@ def _stages_table(metrics: Metrics) -> Table:
     total = sum(values["seconds"] for values in metrics.values())
     table.add_row("all", f"{total:.1f}", decimal(max(values["peak_memory_mb"] for values in metrics.values())))
     return table
+
+
+if __name__ == "__main__":
+    app()

@@ -159,6 +159,7 @@ def _checked_schema(table: Table, source: _Source) -> pl.Schema:
 
 def _union(table: Table, schemas: Iterable[pl.Schema]) -> dict[str, PolarsType]:
     """The columns of all `schemas`, in the order that `table` is written in."""
-    terms = sorted({name for schema in schemas for name in schema} - table.schema.keys())
+    extra = sorted({name for schema in schemas for name in schema} - table.schema.keys())
     *first, last = table.schema
-    return {name: table.schema.get(name, pl.Float64) for name in (*first, *terms, last)}
+    types = {name: table.type_of(name) for name in (*first, *extra, last)}
+    return {name: dtype for name, dtype in types.items() if dtype is not None}

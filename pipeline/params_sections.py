@@ -20,7 +20,8 @@ Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
 OnHealth = Literal["stop", "warn", "ignore"]
-VerifierName = Literal["math", "reasoning_gym", "none"]
+VerifierName = Literal["math", "reasoning_gym", "code", "json_answer", "tool_calls", "none"]
+ShadowName = Literal["math", "reasoning_gym", "code", "json_answer", "tool_calls"]
 
 
 class Section(BaseModel):
@@ -57,7 +58,10 @@ class ReasoningGymTask(Section):
 
 
 class PromptSource(Section):
-    """Where prompts come from: exactly one of `reasoning_gym`, `file` and `dataset`."""
+    """Where prompts come from: exactly one of `reasoning_gym`, `file` and `dataset`.
+
+    `prompt`, `answer`, `metadata` and `verifier` name columns of a file or data set.
+    """
 
     reasoning_gym: Annotated[list[ReasoningGymTask], Field(min_length=1)] | None = None
     size: Positive | None = None
@@ -68,22 +72,25 @@ class PromptSource(Section):
     revision: str | None = None
     prompt: str | None = None
     answer: str | None = None
+    metadata: str | None = None
+    verifier: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> PromptSource:
         needs = {
             "reasoning_gym": ("size", "seed"),
-            "file": ("prompt", "answer"),
-            "dataset": ("split", "revision", "prompt", "answer"),
+            "file": ("prompt",),
+            "dataset": ("split", "revision", "prompt"),
         }
+        columns = ("answer", "metadata", "verifier")  # what a row may have beside its prompt
         given = [name for name in needs if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(needs)}, not {given or 'none'}")
-        for key in ("size", "seed", "split", "revision", "prompt", "answer"):
+        for key in ("size", "seed", "split", "revision", "prompt", *columns):
             is_needed, is_given = key in needs[given[0]], getattr(self, key) is not None
-            if is_needed and not is_given and key != "answer":
+            if is_needed and not is_given:
                 raise ValueError(f"{given[0]} needs {key}")
-            if is_given and not is_needed:
+            if is_given and not is_needed and (key not in columns or given[0] == "reasoning_gym"):
                 raise ValueError(f"{key} does not go with {given[0]}")
         return self
 
@@ -174,20 +181,60 @@ class ReasoningGymParams(Section):
     time_limit_seconds: PositiveFloat = 5.0
 
 
+class CodeParams(Section):
+    """The verifier `code`: what keeps a solution in, and what running it may cost; a test is a case or an assert test.
+
+    `isolation` says what stands between the code and this machine; without bubblewrap that is another container's job.
+    """
+
+    isolation: Literal["bubblewrap", "outer_container_is_the_sandbox"] = "bubblewrap"
+    time_limit_seconds: PositiveFloat = 5.0
+    total_time_limit_seconds: PositiveFloat = 30.0
+    memory_mb: Annotated[int, Field(ge=64)] = 512
+    max_output_bytes: Positive = 1 << 20
+
+
+class JsonAnswerParams(Section):
+    """The verifier `json_answer`: where the JSON stands in a completion."""
+
+    extract: Literal["whole", "answer_tag", "code_block"] = "whole"
+    time_limit_seconds: PositiveFloat = 5.0
+
+
+class ToolCallsParams(Section):
+    """The verifier `tool_calls`: where the calls stand in a completion."""
+
+    extract: Literal["tool_call_tag", "whole"] = "tool_call_tag"
+    time_limit_seconds: PositiveFloat = 5.0
+
+
 class TermParams(Section):
-    """A term of the reward: `kind` names it in the registry (the term's own name where left out)."""
+    """A term of the reward: `kind` names it in the registry (the term's own name where left out).
+
+    A `gated` one counts only where the completion is correct; without one that is `required` there is no reward.
+    """
 
     weight: Finite
     kind: str | None = None
+    gated: bool = False
+    required: bool = True
     params: dict[str, Any] = {}
 
 
 class ScoreParams(Section):
-    """How a completion becomes a reward: the verifiers' settings and the weighted terms."""
+    """How a completion becomes a reward: the verifiers' settings, the weighted terms, and bounds of their sum.
+
+    `shadow_verifiers` judge every completion beside the prompt's own verifier; what they say is recorded, not rewarded.
+    """
 
     math: MathParams = MathParams()
     reasoning_gym: ReasoningGymParams = ReasoningGymParams()
+    code: CodeParams = CodeParams()
+    json_answer: JsonAnswerParams = JsonAnswerParams()
+    tool_calls: ToolCallsParams = ToolCallsParams()
+    shadow_verifiers: list[ShadowName] = []
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
+    clip: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None
     n_workers: Annotated[int, Field(gt=0, le=256)] = 2
 
     @field_validator("terms")
@@ -196,6 +243,20 @@ class ScoreParams(Section):
         for name in value:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise ValueError(f"{name!r} is no name for a term: it becomes a column, so use a-z, 0-9 and _")
+        return value
+
+    @field_validator("shadow_verifiers")
+    @classmethod
+    def _are_distinct(cls, value: list[ShadowName]) -> list[ShadowName]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"{value} names a verifier twice")
+        return value
+
+    @field_validator("clip")
+    @classmethod
+    def _is_a_range(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError(f"{value} is no range: the first bound must be below the second")
         return value
 
 

@@ -10,6 +10,7 @@ import polars as pl
 from pipeline.errors import BadInput
 from pipeline.params import PARAMS_FILE, PromptsParams
 from pipeline.prompt_sources.raw import Message, RawPrompt
+from pipeline.rewards.code.hidden_tests import read_tests
 from pipeline.seeds import stable_hash
 from pipeline.tables import PROMPTS
 
@@ -47,7 +48,7 @@ def build_prompts(rows: Sequence[RawPrompt], params: PromptsParams) -> PromptSet
             "source": distinct[prompt_id][1].source,
             "messages": distinct[prompt_id][0],
             "answer": distinct[prompt_id][1].answer,
-            "verifier": params.verifier_name,
+            "verifier": distinct[prompt_id][1].verifier or params.verifier_name,
             "metadata": distinct[prompt_id][1].metadata,
         }
         for position, prompt_id in enumerate(ordered[:n_needed])
@@ -97,11 +98,27 @@ def _distinct_prompts(rows: Sequence[RawPrompt], params: PromptsParams) -> dict[
         content = tuple((each["role"], without_idle_blanks(each["content"])) for each in messages)
         twin = first.setdefault(content, row)
         if twin is row:
+            _check_hidden_tests(row, params)
             distinct[prompt_id_of(messages)] = (messages, row)
-        elif params.verifier_name == "math" and twin.answer != row.answer:
+        elif (row.verifier or params.verifier_name) == "math" and twin.answer != row.answer:
             problem = f"its prompt is that of {twin.where}, but its answer is {row.answer!r}, not {twin.answer!r}"
             raise BadInput(row.where, problem, "Correct one of the answers, or remove a row")
+        elif (row.verifier or params.verifier_name) == "code" and twin.metadata != row.metadata:
+            problem = f"its prompt is that of {twin.where}, but its hidden tests are others"
+            raise BadInput(row.where, problem, "Put the tests of both into one row, or remove a row")
     return distinct
+
+
+def _check_hidden_tests(row: RawPrompt, params: PromptsParams) -> None:
+    """A `BadInput` where the verifier is code and the row's hidden tests can't be read: before any rollout is made."""
+    if (row.verifier or params.verifier_name) != "code":
+        return
+    try:
+        read_tests(row.metadata or "null")
+    except ValueError as error:
+        key = params.source.metadata or "metadata"
+        remedy = "Mend the hidden tests in this row, or remove it; the README shows what they look like"
+        raise BadInput(f"{row.where}: {key}", str(error), remedy) from error
 
 
 def _too_few(params: PromptsParams, n_distinct: int, n_rows: int) -> BadInput:

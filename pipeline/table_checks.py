@@ -63,18 +63,17 @@ def check_schema(schema: pl.Schema, table: Table, where: str) -> None:
     >>> from pipeline.tables import SELECTION
     >>> check_schema(SELECTION.empty().schema, SELECTION, "data/selection.parquet")
     """
-    terms = [name for name in schema if table.extra_prefix is not None and name.startswith(table.extra_prefix)]
-    expected = {**dict.fromkeys(terms, pl.Float64()), **table.schema}
-    extra = [name for name in schema if name not in expected]
-    missing = [name for name in expected if name not in schema]
+    extra = [name for name in schema if table.type_of(name) is None]
+    missing = [name for name in table.schema if name not in schema]
     remedy = f"Run `dvc repro` again so that the stage that makes {table.name} writes it anew"
     if missing:
         raise BadInput(where, f"column {missing[0]!r} is missing; {table.name} has {list(table.schema)}", remedy)
     if extra:
         raise BadInput(where, f"column {extra[0]!r} is not a column of {table.name}: {list(table.schema)}", remedy)
-    for name, dtype in expected.items():
-        if schema[name] != dtype:
-            raise BadInput(where, f"column {name!r} is {schema[name]}, not {dtype}", remedy)
+    for name, given in schema.items():
+        dtype = table.type_of(name)
+        if given != dtype:
+            raise BadInput(where, f"column {name!r} is {given}, not {dtype}", remedy)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from pipeline.tables import SCHEMA_VERSION, Table
 
 ROWS_PER_ROW_GROUP = 50_000
 """Fixed, so that the bytes of a file don't depend on how a lazy query happened to be cut."""
+ROWS_PER_BATCH = 4_096
+"""Read at a time: completions of some thousand tokens make a few hundred megabytes of a row group."""
 
 
 def read_table(path: Path, table: Table) -> pl.DataFrame:
@@ -48,20 +50,33 @@ def scan_table(path: Path, table: Table, columns: list[str] | None = None) -> pl
     Raises:
         BadInput: the file is missing or damaged, or what was asked of it breaks a rule of `table`.
     """
+    for _ in read_batches(path, table, columns):
+        pass
+    # Statistics have no checksum, and a damaged one would make a filter skip rows.
+    lazy = pl.scan_parquet(path, use_statistics=False)
+    return lazy if columns is None else lazy.select(columns)
+
+
+def read_batches(path: Path, table: Table, columns: list[str] | None = None) -> Iterator[pl.DataFrame]:
+    """The rows of `columns`, and the key, of the table at `path`, checked, `ROWS_PER_BATCH` at a time.
+
+    Memory holds a batch, where a lazy read of Polars holds whole row groups.
+
+    Raises:
+        BadInput: as `scan_table`, when the iteration comes to it.
+    """
     _open_table(path, table)
     n_rows = 0
     last = table.empty().select(table.key)
-    for batch in _verified_batches(path, None if columns is None else [*{*columns, *table.key}]):
+    for batch in _verified_batches(path, None if columns is None else [*dict.fromkeys([*columns, *table.key])]):
         check_table(batch, table, str(path), first_row=n_rows)
         keys = pl.concat([last, batch.select(table.key)])
         check_order(keys, table, str(path), first_row=n_rows - last.height)
         n_rows += batch.height
         last = keys.tail(1)
+        yield batch
     if n_rows == 0:
         check_table(table.empty(), table, str(path))
-    # Statistics have no checksum, and a damaged one would make a filter skip rows.
-    lazy = pl.scan_parquet(path, use_statistics=False)
-    return lazy if columns is None else lazy.select(columns)
 
 
 def table_metadata(path: Path) -> dict[str, str]:
@@ -155,7 +170,7 @@ def _open_table(path: Path, table: Table) -> None:
 def _verified_batches(path: Path, columns: list[str] | None) -> Iterator[pl.DataFrame]:
     """The rows at `path` in batches, page checksums verified, which a lazy read of Polars doesn't do."""
     with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for batch in file.iter_batches(ROWS_PER_ROW_GROUP, columns=columns):
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=columns):
             yield pl.DataFrame(batch)
 
 

@@ -35,7 +35,7 @@ class Table:
 
     `same_length` lists columns of lists that have as many entries as each other (one per token), and `not_empty` those
     whose lists have an entry.
-    `extra_prefix`, where set, admits further nullable Float64 columns whose names begin with it.
+    `extra` admits further columns that are nullable, any number of each: the name of each is such as `reward_<term>`.
     """
 
     name: str
@@ -44,12 +44,18 @@ class Table:
     columns: tuple[Column, ...]
     same_length: tuple[str, ...] = ()
     not_empty: tuple[str, ...] = ()
-    extra_prefix: str | None = None
+    extra: tuple[Column, ...] = ()
     may_be_empty: bool = True
     schema: dict[str, PolarsType] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", {column.name: column.dtype for column in self.columns})
+
+    def type_of(self, name: str) -> PolarsType | None:
+        """The type of the column `name`, one of the table's own or an extra one; None where it may have no such."""
+        if name in self.schema:
+            return self.schema[name]
+        return next((column.dtype for column in self.extra if name.startswith(column.name.partition("<")[0])), None)
 
     def empty(self) -> pl.DataFrame:
         """A frame with this table's columns and no row."""
@@ -69,7 +75,7 @@ COMPLETION_TOKENS = _c("completion_token_ids", Tokens, "the sampled tokens, the 
 SAMPLING_LOGPROBS = _c(
     "sampling_logprobs", LogProbs, "nats, one per completion token, after temperature, from the sampling engine"
 )
-REWARD = _c("reward", pl.Float64, "weighted sum of the terms; null where the completion can't be scored", True)
+REWARD = _c("reward", pl.Float64, "composed of the terms; null where the completion can't be scored", True)
 IS_CORRECT = _c("is_correct", pl.Boolean, "the verifier's verdict; null where it has none", True)
 
 
@@ -87,7 +93,7 @@ PROMPTS = Table(
         _c("source", pl.String, "where it came from: `reasoning_gym/chain_sum`, a file, a data set"),
         _c("messages", Messages, "the chat, before the template: `role` and `content` of each message"),
         _c("answer", pl.String, "the reference answer", True),
-        _c("verifier", pl.String, "what decides `is_correct`: `math`, `reasoning_gym` or `none`"),
+        _c("verifier", pl.String, "what decides `is_correct`: `math`, `reasoning_gym`, `code` or `none`"),
         _c("metadata", pl.String, "JSON that the verifier needs", True),
     ),
     not_empty=("messages",),
@@ -154,7 +160,21 @@ REWARDS = Table(
         _c("extracted_answer", pl.String, "what the verifier compared with the answer", True),
         _c("score_error", pl.String, "why it can't be scored, or what went wrong while scoring", True),
     ),
-    extra_prefix="reward_",
+    extra=(
+        _c("reward_<term>", pl.Float64, "one per term of `score.terms`", True),
+        _c("is_correct_<verifier>", pl.Boolean, "one per verifier of `score.shadow_verifiers`: its verdict", True),
+    ),
+)
+JUDGEMENTS = Table(
+    "judgements",
+    "answer of a judge that a reward rests on",
+    ("judgement_id",),
+    (
+        _c("judgement_id", pl.String, "SHA-256 of everything that determines the answer"),
+        _c("address", pl.String, "who was asked"),
+        _c("request", pl.String, "JSON of what was asked: model, chat, temperature, seed"),
+        _c("answer", pl.String, "the judge's text, verdict and reasoning"),
+    ),
 )
 ADVANTAGES = Table(
     "advantages",
@@ -269,6 +289,7 @@ TABLES: dict[str, Table] = {
         SELECTION,
         ROLLOUTS,
         REWARDS,
+        JUDGEMENTS,
         ADVANTAGES,
         GROUPS,
         TRAINING_SET,
@@ -287,8 +308,9 @@ def data_dictionary() -> str:
         parts.append("| column | type | meaning |\n| --- | --- | --- |")
         for column in table.columns:
             parts.append(f"| {column.name} | {_type_name(column)} | {column.meaning} |")
-        if table.extra_prefix:
-            parts.append(f"| {table.extra_prefix}`<term>` | Float64? | one per term of `score.terms` |")
+        for column in table.extra:
+            prefix, _, rest = column.name.partition("<")
+            parts.append(f"| {prefix}`<{rest}` | {_type_name(column)} | {column.meaning} |")
         parts.append("")
     return "\n".join(parts)
 

@@ -14,6 +14,7 @@ PROMPT_STATS = DATA / "prompt_stats.parquet"
 SELECTION = DATA / "selection.parquet"
 ROLLOUTS = DATA / "rollouts.parquet"
 REWARDS = DATA / "rewards.parquet"
+JUDGEMENTS = DATA / "judgements.parquet"
 ADVANTAGES = DATA / "advantages.parquet"
 GROUPS = DATA / "groups.parquet"
 TRAINING_SET = DATA / "training_set.parquet"
@@ -29,4 +30,5 @@ HEALTH = DATA / "health.json"
 
 EXIT_RECORDS = Path(".rollbook/exit")
 SAMPLES = Path(".rollbook/samples")
+SCORES = Path(".rollbook/scores")
 CHECKPOINTS = Path(".rollbook/update")

@@ -24,6 +24,13 @@ from rich.text import Text
 from stages.runner import is_first_rank
 
 
+class _Count(ProgressColumn):
+    """Units so far: `3 errors`."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.fields['n_units']:,} {task.fields['unit']}" if task.fields["n_units"] else "")
+
+
 class _Rate(ProgressColumn):
     """Units per second since the bar appeared: `412 tokens/s`."""
 
@@ -34,15 +41,18 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """A bar over `total` items; the block gets `advance(n_items, n_units)`, and the bar shows units per second."""
+def progress(title: str, total: int, unit: str = "", is_rate: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar over `total` items; the block gets `advance(n_items, n_units)`.
+
+    The bar shows units per second or, where that `is_rate` is False, how many there have been.
+    """
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rate(),
+        _Rate() if is_rate else _Count(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import typing
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from ruamel.yaml import YAML
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import Section, TrainingParams, check_params
 from pipeline.presets import PRESETS
-from pipeline.rewards.extraction import EXTRACTIONS
-from pipeline.rewards.terms import load_terms
+from pipeline.rewards import terms
+from pipeline.rewards.completion import Completion
+from pipeline.rewards.registry import load_terms
+from pipeline.rewards.verifiers.extraction import EXTRACTIONS
 from pipeline.table_io import write_table
 from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
 from stages.runner import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE
@@ -159,7 +163,7 @@ def test_every_parameter_is_shown_with_its_default() -> None:
     assert len(shown) > 40
     for place, value, default in shown:
         assert value == default, place
-    for name in ("path", "hub", "revision", "file", "dataset", "split", "prompt", "answer"):
+    for name in ("path", "hub", "revision", "file", "dataset", "split", "prompt", "answer", "metadata", "verifier"):
         assert f"{name}: " in section("## Your own model, prompts and reward")
 
 
@@ -183,7 +187,24 @@ def test_examples_of_params_are_valid(document: str) -> None:
 
 def test_the_example_of_a_term_is_the_one_that_is_there() -> None:
     examples = code_blocks(section("### Reward"), "python")
-    assert examples == [text_of("pipeline/rewards/user/brevity.py")]
+    assert examples == [text_of("pipeline/rewards/user/brevity.py"), text_of("tests/rewards/user/test_brevity.py")]
+
+
+def test_the_table_of_terms_names_those_there_are() -> None:
+    (table, *_) = section("### Reward").split("```yaml")
+    kinds = [module.name for module in pkgutil.iter_modules(terms.__path__)]
+    assert sorted(first_column(table)) == sorted(kinds)
+
+
+def test_the_table_of_fields_names_those_that_a_term_sees() -> None:
+    _, rows = section("### Reward").split("| field | what it is |")
+    named = [
+        name
+        for line in rows.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    assert named == [field.name for field in fields(Completion)]
 
 
 # Picture, tables and tree ---------------------------------------------------------------------------------------------

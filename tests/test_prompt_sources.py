@@ -58,6 +58,43 @@ def test_jsonl_rows(sources: Path) -> None:
     assert (second.answer, second.where, second.metadata) == ("5", "data/sources/x.jsonl: line 3", None)
 
 
+def test_a_row_may_name_its_verifier_and_what_that_needs(sources: Path) -> None:
+    tools = {"tool_calls": [], "limit": 0.5}
+    write_lines(
+        sources / "x.jsonl",
+        {"question": "a", "answer": 5, "by": None, "data": None},
+        {"question": "b", "answer": None, "by": "tool_calls", "data": tools},
+        {"question": "c", "answer": None, "by": "json_answer", "data": ' {"schema": true}'},
+    )
+    source = {"file": "data/sources/x.jsonl", "prompt": "question", "answer": "answer", "metadata": "data"}
+    rows = read_prompts(params({**source, "verifier": "by"}))
+    assert [row.verifier for row in rows] == [None, "tool_calls", "json_answer"]
+    assert [row.metadata and json.loads(row.metadata) for row in rows] == [None, tools, {"schema": True}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"by": "maths"}, r"x\.jsonl: line 1: by: 'maths' is no verifier\. Name one of math, reasoning_gym, "),
+        ({"by": "math", "answer": None}, r"line 1: answer: it is null, and the verifier math needs an answer"),
+        ({"data": "{"}, r"line 1: data: '\{' is not valid JSON \(Expecting"),
+        ({"data": {"a": "\ud800"}}, r"line 1: data: character 8 .* is half of a surrogate pair"),
+    ],
+)
+def test_a_bad_verifier_or_metadata_is_named(sources: Path, row: dict[str, Any], message: str) -> None:
+    write_lines(sources / "x.jsonl", {"question": "a", "answer": "5", "by": None, "data": None, **row})
+    source = {"file": "data/sources/x.jsonl", "prompt": "question", "answer": "answer", "metadata": "data"}
+    with pytest.raises(BadInput, match=message):
+        read_prompts(params({**source, "verifier": "by"}, verifier="none"))
+
+
+def test_a_row_without_a_verifier_of_its_own_needs_what_that_of_the_params_needs(sources: Path) -> None:
+    write_lines(sources / "x.jsonl", {"question": "a", "by": "none"}, {"question": "b", "by": None})
+    source = {"file": "data/sources/x.jsonl", "prompt": "question", "verifier": "by"}
+    with pytest.raises(BadInput, match=r"line 2: answer: it is null, and the verifier math needs an answer"):
+        read_prompts(params(source))
+
+
 @pytest.mark.parametrize(
     ("written", "text"),
     [

@@ -119,6 +119,31 @@ def test_two_answers_are_fine_where_no_verifier_compares_them() -> None:
     assert kept["answer"].to_list() == ["3"]
 
 
+def with_tests(metadata: str | None, number: int = 1) -> RawPrompt:
+    return RawPrompt("Add.", None, "x.jsonl", metadata, f"x.jsonl: line {number}", "code")
+
+
+CASE = '{"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": %s}]}'
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (None, r"x.jsonl: line 1: metadata: metadata: None: Input should be a valid dictionary"),
+        (CASE % '{"python": "f(1)"}', r"x.jsonl: line 1: metadata: metadata.cases.0.expected: .* is no Python literal"),
+        ('{"kind": "program"}', r"x.jsonl: line 1: metadata: metadata.cases: .*Field required"),
+    ],
+)
+def test_bad_hidden_tests_are_refused_before_a_rollout_is_made(metadata: str | None, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        build_prompts([with_tests(metadata), *rows(5)], params())
+
+
+def test_two_sets_of_hidden_tests_for_one_prompt_are_an_error() -> None:
+    with pytest.raises(BadInput, match=r"x.jsonl: line 2: its prompt is that of x.jsonl: line 1, but its hidden tests"):
+        build_prompts([with_tests(CASE % 1), with_tests(CASE % 2, 2), *rows(5)], params())
+
+
 def test_too_few_distinct_prompts_name_both_counts() -> None:
     with pytest.raises(BadInput, match=r"need 9 distinct prompts, and the source gives 3 \(of 4 rows\)") as caught:
         build_prompts([*rows(3), row("What is 0 + 1?")], params(train_size=5, eval_size=4))

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, get_args
 
-from pipeline.errors import BadInput
-from pipeline.params import PromptSource
+from pipeline.errors import BadInput, first_line
+from pipeline.params import PromptSource, VerifierName
 from pipeline.prompt_sources.raw import SOURCE_KEY, Message, RawPrompt, Rows, nearest
 
 ROLES = ("system", "user", "assistant")
+VERIFIERS = get_args(VerifierName)
 MAX_WRITTEN_DIGITS = 400
 
 
 def check_answers_named(source: PromptSource, needs_answer: bool) -> None:
     """A `BadInput` where the verifier needs answers and `source` names no column of them."""
-    if needs_answer and source.answer is None:
+    if needs_answer and source.answer is None and source.verifier is None:
         remedy = "Name the column that holds the answers, or set prompts.verifier to none"
         raise BadInput(f"{SOURCE_KEY}.answer", "it is missing, and the verifier math needs an answer", remedy)
+
+
+def columns_of(source: PromptSource) -> dict[str, str]:
+    """The columns that `source` names, by the key of `prompts.source` that names each."""
+    named = {key: getattr(source, key) for key in ("prompt", "answer", "metadata", "verifier")}
+    return {key: name for key, name in named.items() if name is not None}
 
 
 def check_columns(columns: Iterable[str], source: PromptSource, where: str) -> None:
     """A `BadInput` unless `columns` has those that `source` names; `where` names the table or the row."""
     there = list(columns)
-    for key in ("prompt", "answer"):
-        name = getattr(source, key)
-        if name is not None and name not in there:
+    for key, name in columns_of(source).items():
+        if name not in there:
             remedy = nearest(name, there, f"Set prompts.source.{key} to one of them")
             raise BadInput(where, f"it has no column {name!r} (prompts.source.{key}), only {there}", remedy)
 
@@ -37,10 +44,14 @@ def raw_prompts(rows: Rows, source: PromptSource, label: str, needs_answer: bool
     prompts = []
     for where, row in rows:
         prompt = _prompt(row[source.prompt], f"{where}: {source.prompt}")
-        answer = None
-        if source.answer is not None:
-            answer = _answer(row[source.answer], f"{where}: {source.answer}", needs_answer)
-        prompts.append(RawPrompt(prompt, answer, label, None, where))
+        metadata = verifier = None
+        if source.verifier is not None:
+            verifier = _verifier(row[source.verifier], f"{where}: {source.verifier}")
+        if source.metadata is not None:
+            metadata = _metadata(row[source.metadata], f"{where}: {source.metadata}")
+        is_needed = verifier == "math" if verifier else needs_answer
+        answer = _answer(row.get(source.answer or ""), f"{where}: {source.answer or 'answer'}", is_needed)
+        prompts.append(RawPrompt(prompt, answer, label, metadata, where, verifier))
     return prompts
 
 
@@ -117,6 +128,30 @@ def _answer_text(value: Any, where: str) -> str | None:
     if not is_finite:
         raise BadInput(where, f"{value} is not a finite number", "Give the answer, or remove the row")
     return number_text(value)
+
+
+def _verifier(value: Any, where: str) -> str | None:
+    """The verifier that a row names, or None, which leaves it to `prompts.verifier`."""
+    if value is not None and value not in VERIFIERS:
+        problem = f"{_shown(value)} is no verifier"
+        raise BadInput(where, problem, f"Name one of {', '.join(VERIFIERS)}, or leave it null for prompts.verifier")
+    return None if value is None else str(value)
+
+
+def _metadata(value: Any, where: str) -> str | None:
+    """The metadata of a row as JSON, which it is already where it is a text."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            json.loads(value)
+        else:  # JSON lines give a Decimal for each number with a point
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False, default=float)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"{_shown(value)} is not valid JSON ({first_line(error)})"
+        raise BadInput(where, problem, "Write an object, or its JSON as a text") from error
+    _check_unicode(value, where)
+    return str(value)
 
 
 def _check_unicode(text: str, where: str) -> None:

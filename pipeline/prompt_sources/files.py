@@ -11,7 +11,7 @@ import polars as pl
 
 from pipeline.errors import BadInput, first_line
 from pipeline.params import PromptSource
-from pipeline.prompt_sources.columns import check_columns
+from pipeline.prompt_sources.columns import check_columns, columns_of
 from pipeline.prompt_sources.raw import SOURCE_KEY, Rows, nearest, path_in_sources
 
 
@@ -32,7 +32,7 @@ def file_rows(source: PromptSource) -> tuple[Rows, str]:
 def frame_rows(frame: pl.DataFrame, source: PromptSource, where: str) -> Rows:
     """The rows of `frame`, of the columns that `source` names alone."""
     check_columns(frame.columns, source, where)
-    columns = dict.fromkeys(name for name in (source.prompt, source.answer) if name is not None)
+    columns = dict.fromkeys(columns_of(source).values())
     for number, row in enumerate(frame.select(*columns).iter_rows(named=True), start=1):
         yield f"{where}: row {number}", row
 

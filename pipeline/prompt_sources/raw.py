@@ -27,7 +27,8 @@ Advance = Callable[[int, int], None]
 class RawPrompt:
     """A row of a source: a question, or a chat that ends with the user's message, and what its verifier needs.
 
-    `source` is the value of the column of that name in the prompts table; `where` names the row in messages.
+    `source` is the value of the column of that name in the prompts table; `where` names the row in messages. Without a
+    `verifier` of its own a row has that of `prompts.verifier`.
     """
 
     prompt: str | list[Message]
@@ -35,6 +36,7 @@ class RawPrompt:
     source: str
     metadata: str | None
     where: str
+    verifier: str | None = None
 
 
 def no_advance(_n_items: int, _n_units: int) -> None:

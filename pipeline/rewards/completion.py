@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -28,19 +29,31 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Unscored:
+    """What a term gives in place of a number, where it can say why it can't judge."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Completion:
     """One completion with its prompt and its verdict: all that a term may look at.
 
-    `messages` is the prompt, `answer` its reference answer, `metadata` its JSON as text; `finish_reason` is `stop`
-    or `length`. `is_correct`, `partial_score` and `extracted_answer` are the verifier's, null where it has none.
+    `source`, `messages`, `answer` and `metadata` (JSON as text) are the prompt's; completions of one `group_id` share
+    them. `completion_token_ids` include the end token; `finish_reason` is `stop` or `length`. `is_correct`,
+    `partial_score` and `extracted_answer` are the verifier's, null where it has none.
     """
 
     completion_id: str
+    group_id: str
+    prompt_id: str
+    source: str
     messages: tuple[Message, ...]
-    completion_text: str
-    finish_reason: str
     answer: str | None
     metadata: str | None
+    completion_text: str
+    completion_token_ids: Sequence[int]
+    finish_reason: str
     is_correct: bool | None
     partial_score: float | None
     extracted_answer: str | None

@@ -1,4 +1,4 @@
-"""A verdict for every completion: each by the verifier that its prompt names."""
+"""A verdict for every completion, by the verifier that its prompt names, and by those that only look on."""
 
 from __future__ import annotations
 
@@ -6,18 +6,58 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.params import ScoreParams
+from pipeline.rewards.code.verifier import CodeVerifier
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.math_verifier import MathVerifier
-from pipeline.rewards.reasoning_gym_verifier import ReasoningGymVerifier
 from pipeline.rewards.verifier import Prompt, Question, Verifier, unjudged, wrong
-from pipeline.rewards.workers import Call, Outcome, Workers
+from pipeline.rewards.verifiers.json_answer import JsonAnswerVerifier
+from pipeline.rewards.verifiers.math import MathVerifier
+from pipeline.rewards.verifiers.reasoning_gym import ReasoningGymVerifier
+from pipeline.rewards.verifiers.tool_calls import ToolCallsVerifier
+from pipeline.rewards.workers import Call, Outcome, Workers, WorkersOnDemand
 
 NO_VERIFIER = "none"
 
 
 def make_verifiers(params: ScoreParams) -> dict[str, Verifier]:
     """Each verifier by the name that prompts give it; `none`, which judges nothing, is not among them."""
-    return {"math": MathVerifier(params.math), "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym)}
+    return {
+        "math": MathVerifier(params.math),
+        "reasoning_gym": ReasoningGymVerifier(params.reasoning_gym),
+        "code": CodeVerifier(params.code),
+        "json_answer": JsonAnswerVerifier(params.json_answer),
+        "tool_calls": ToolCallsVerifier(params.tool_calls),
+    }
+
+
+def verify(
+    texts: Sequence[str],
+    prompts: Sequence[Prompt],
+    verifiers: Mapping[str, Verifier],
+    workers: WorkersOnDemand,
+    on_progress: Callable[[int], None],
+) -> list[Verdict]:
+    """The verdict on each of `texts` by the verifier of its prompt.
+
+    `on_progress` gets, again and again, how many more completions have their verdict.
+    """
+    judged = [judge_at_once(text, prompt, verifiers) for text, prompt in zip(texts, prompts, strict=True)]
+    return answer_questions(judged, _workers_for(judged, workers), on_progress)
+
+
+def verify_in_shadow(
+    name: str,
+    texts: Sequence[str],
+    prompts: Sequence[Prompt],
+    verdicts: Sequence[Verdict],
+    verifiers: Mapping[str, Verifier],
+    workers: WorkersOnDemand,
+) -> list[Verdict]:
+    """What the verifier `name` would say of each of `texts`; where it is the prompt's own, that is in `verdicts`."""
+    rows = zip(texts, prompts, verdicts, strict=True)
+    judged = [
+        verdict if prompt.verifier == name else verifiers[name].judge(text, prompt) for text, prompt, verdict in rows
+    ]
+    return answer_questions(judged, _workers_for(judged, workers), lambda _n: None)
 
 
 def judge_at_once(text: str, prompt: Prompt, verifiers: Mapping[str, Verifier]) -> Verdict | Question:
@@ -43,6 +83,11 @@ def answer_questions(
         _verdict(each, outcomes[each.call], checks.get(each.reference_check)) if isinstance(each, Question) else each
         for each in judged
     ]
+
+
+def _workers_for(judged: Sequence[Verdict | Question], workers: WorkersOnDemand) -> Workers | None:
+    warm_up = [each.warm_up for each in judged if isinstance(each, Question)]
+    return workers.start(warm_up) if warm_up else None
 
 
 def _outcomes(

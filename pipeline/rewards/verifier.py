@@ -18,6 +18,7 @@ class Prompt:
     answer: str | None
     verifier: str
     metadata: str | None
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,6 +30,12 @@ from pebble import ProcessExpired, ProcessPool
 WORKER_MEMORY_BYTES = 4 << 30
 """Address space of a worker; what asks for more gets a MemoryError."""
 
+PATIENCE = 4
+"""How many times its limit a call may take by the clock."""
+
+_running: list[ProcessPool] = []
+"""The pools that share the one fork server of this process."""
+
 _MAX_CHUNK = 64
 _CHUNK_SECONDS = 0.1
 """A chunk of calls ends at `_MAX_CHUNK` calls, or with the call that it is in after this time."""
@@ -36,7 +43,11 @@ _CHUNK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `function`, given as `module:name`, with arguments that can be pickled."""
+    """A call of `function`, given as `module:name`, with arguments that can be pickled.
+
+    The limit is one of computing time, so that a busy machine makes no right answer a late one; what waits, or is kept
+    waiting, has `PATIENCE` times as long.
+    """
 
     function: str
     args: tuple[Any, ...]
@@ -83,8 +94,8 @@ class Workers:
         return outcomes
 
     def _start(self, chunk: list[Call], log: Path) -> Future[None]:
-        # Each call has an alarm of its own. This limit is for code that turns the alarm off.
-        limit = _CHUNK_SECONDS + max(call.time_limit_seconds for call in chunk) + 1
+        # Each call has alarms of its own. This limit is for code that turns them off.
+        limit = _CHUNK_SECONDS + PATIENCE * max(call.time_limit_seconds for call in chunk) + 1
         return self.pool.schedule(_run_chunk, (chunk, log), timeout=limit)
 
     def _log(self, chunk: list[int]) -> Path:
@@ -101,12 +112,46 @@ def start_workers(n_workers: int, modules: Sequence[str], warm_up: Sequence[Call
     modules = [*modules, *{call.function.partition(":")[0]: None for call in warm_up}]
     context.set_forkserver_preload([__name__, *modules])
     pool = ProcessPool(n_workers, context=context, initializer=_start_worker, initargs=(modules, list(warm_up)))
+    _running.append(pool)
     with TemporaryDirectory(prefix="rollbook-") as folder:
         try:
             yield Workers(pool, n_workers, Path(folder))
         finally:
             pool.stop()  # type: ignore[no-untyped-call]
             pool.join()
+            _running.remove(pool)
+            if not _running:
+                # The next workers want other modules, and a fork server imports only what it is started with.
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+class WorkersOnDemand:
+    """Workers that start with the first calls that need them, since they take a while, and end with the block.
+
+    They start anew where further calls want something imported that these have not: else it would be in their time.
+    """
+
+    def __init__(self, n_workers: int, modules: Sequence[str]) -> None:
+        self._n_workers = n_workers
+        self._modules = modules
+        self._warm_up: dict[Call, None] = {}
+        self._running = ExitStack()
+        self._workers: Workers | None = None
+
+    def __enter__(self) -> WorkersOnDemand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def start(self, warm_up: Sequence[Call] = ()) -> Workers:
+        """Workers that have imported the modules and run the calls of `warm_up`."""
+        if self._workers is None or not self._warm_up.keys() >= set(warm_up):
+            self._running.close()
+            self._warm_up |= dict.fromkeys(warm_up)
+            workers = start_workers(self._n_workers, self._modules, list(self._warm_up))
+            self._workers = self._running.enter_context(workers)
+        return self._workers
 
 
 def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Outcome]:
@@ -123,7 +168,7 @@ def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Out
 
 
 def _death(error: TimeoutError | ProcessExpired, call: Call) -> Outcome:
-    if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGALRM:
+    if isinstance(error, ProcessExpired) and error.exitcode not in (-signal.SIGPROF, -signal.SIGALRM):
         return Outcome(failure="crash", reason=f"crash: its worker process ended with exit code {error.exitcode}")
     return Outcome(failure="timeout", reason=f"timeout: it took more than {call.time_limit_seconds:g} s")
 
@@ -140,14 +185,16 @@ def _run_chunk(calls: Sequence[Call], log: Path) -> None:
 
 def _run_call(call: Call) -> str:
     """The fields of an `Outcome` as JSON: only plain values leave a worker, since others may not survive the trip."""
-    # The default action of this signal kills, also in the midst of a computation in C, and with the parent gone.
-    signal.setitimer(signal.ITIMER_REAL, call.time_limit_seconds)
+    # The default action of these signals kills, also in the midst of a computation in C, and with the parent gone.
+    signal.setitimer(signal.ITIMER_PROF, call.time_limit_seconds)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * call.time_limit_seconds)
     try:
         return json.dumps([_run(call)])
     except BaseException as error:  # whatever it is, a SystemExit too, it is the outcome of this one call
         return json.dumps([None, "exception", describe(error)])
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
 
 
 def describe(error: BaseException) -> str:

@@ -20,6 +20,7 @@ def prompts(
     n = len(answers)
     columns = {
         "prompt_id": [f"p{i}" for i in range(n)],
+        "source": ["file"] * n,
         "messages": [[{"role": "user", "content": f"question {i}"}] for i in range(n)],
         "answer": answers,
         "verifier": [verifier] * n,
@@ -31,10 +32,13 @@ def prompts(
 def rollouts(texts: list[str], prompt_ids: list[str] | None = None, finish_reason: str = "stop") -> pl.DataFrame:
     """One completion per text, of the prompts `p0`, `p1`... where no ids are given."""
     n = len(texts)
+    of_prompt = prompt_ids or [f"p{i}" for i in range(n)]
     columns = {
         "completion_id": [f"c{i}" for i in range(n)],
-        "prompt_id": prompt_ids or [f"p{i}" for i in range(n)],
+        "group_id": [f"0000/{prompt_id}" for prompt_id in of_prompt],
+        "prompt_id": of_prompt,
         "completion_text": texts,
+        "completion_token_ids": [[ord(letter) for letter in text] for text in texts],
         "finish_reason": [finish_reason] * n,
     }
     return pl.DataFrame(columns, schema={name: ROLLOUTS.schema[name] for name in columns})

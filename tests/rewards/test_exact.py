@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.rewards.exact import ExactNumber, are_equal, exact_number
+from pipeline.rewards.verifiers.exact import ExactNumber, are_equal, exact_number
 
 VALUES: dict[str, Fraction | int | None] = {
     "5": 5,

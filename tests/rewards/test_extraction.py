@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.rewards.extraction import EXTRACTIONS, answer_tag, boxed, final_answer, last_number, whole
+from pipeline.rewards.verifiers.extraction import EXTRACTIONS, answer_tag, boxed, final_answer, last_number, whole
 
 BOXED = {
     r"\boxed{4}": "4",

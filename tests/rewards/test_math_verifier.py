@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline.params import MathParams
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.math_verifier import MathVerifier, reference_in
 from pipeline.rewards.verifier import Prompt, Question
+from pipeline.rewards.verifiers.math import MathVerifier, reference_in
 from tests.rewards.frames import score
 
 HANDED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))
@@ -136,6 +137,40 @@ PAIRS: list[tuple[str, str, bool]] = [
     ("101_2", "101_3", False),
     ("101_2", "101₂", True),
     ("1012", "101₂", False),
+    # what people write
+    ("7", r"\boxed{7}", True),  # a box in a box
+    ("16", r"\text{16 square units}", True),
+    ("12", r"\text{the answer is }12.", True),
+    ("1.000", "1,000", False),
+    ("1,000", "1.000", False),
+    ("3", "3=x", True),
+    ("x=3", "3 = x", True),
+    ("y=3", "3 = x", False),
+    (r"\pm 3", "x=\\pm 3", True),
+    (r"\pm 3", r"3 \text{ or } -3", True),
+    (r"\frac14", "25%", True),
+    (r"25\%", r"\text{a quarter}", False),
+    (r"25\%", r"x\%", False),
+    # units that contradict each other, and those that can't be told
+    ("5 cm", "5 m^2", False),
+    (r"5\text{ cm}", r"5\text{ m}", False),
+    (r"5\text{ cm}", r"5\text{ centimeters}", True),
+    ("60 miles per hour", "60 mph", True),
+    ("60 miles per hour", "60 km/h", False),
+    ("16 square feet", r"16\text{ ft}^2", True),
+    ("16 square feet", "16 feet", False),
+    ("16 square feet", "16", True),
+    ("5 apples", "5 fruits", True),
+    # inequalities and the intervals that they are
+    ("[0,1]", r"0 \le x \le 1", True),
+    ("[0,1]", r"0 \le x < 1", False),
+    ("[0,1]", r"x \in [0,1]", True),
+    (r"(2,\infty)", "x > 2", True),
+    (r"(2,\infty)", r"x \ge 2", False),
+    (r"(2,\infty)", "2 < x", True),
+    (r"1 \le x < 3", "[1,3)", True),
+    ("x>2", "(2,3)", False),
+    ("x>2", "x>3", False),
     # gibberish
     ("5", r"\}\{", False),
     ("5", "???", False),
@@ -184,6 +219,22 @@ def test_what_hangs_is_killed_in_time_and_the_next_is_scored() -> None:
     for row in rows[3:]:  # the reference hangs by itself, so no completion can be judged
         assert row["reward"] is None
         assert row["score_error"] == "the prompt's reference alone fails: timeout: it took more than 1 s"
+
+
+def test_ten_hanging_answers_among_a_thousand_cost_their_limits_over_the_workers() -> None:
+    n, limit = 1000, 0.5
+    hanging = set(range(37, n, 100))
+    # Distinct, since equal questions are asked once; of the others, a worker is asked of every eighth.
+    texts = [rf"\boxed{{{i % 3}\sqrt{{2}}}}" if i % 8 == 0 else rf"\boxed{{{i % 3}}}" for i in range(n)]
+    texts = [rf"\boxed{{2003^{{2002^{{{i}}}}}}}" if i in hanging else text for i, text in enumerate(texts)]
+    answers: list[str | None] = [r"1\sqrt{2}" if i % 8 == 0 else "1" for i in range(n)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    rows = score(texts, answers, math={"time_limit_seconds": limit})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert [row["is_correct"] for row in rows] == [i not in hanging and i % 3 == 1 for i in range(n)]
+    assert [i for i, row in enumerate(rows) if row["score_error"]] == sorted(hanging)
+    # Of computing time, which other work on the machine doesn't lengthen, and which two workers share.
+    assert after.ru_utime - before.ru_utime < 10 * limit + 8
 
 
 def test_references_that_cannot_be_read_are_data_errors() -> None:

@@ -95,7 +95,7 @@ def test_a_prompt_without_an_answer_is_scored_by_its_metadata() -> None:
 
 LONE_IMPORT = """
 import json, sys
-from pipeline.rewards.reasoning_gym_scorer import check_reference, import_task
+from pipeline.rewards.verifiers.reasoning_gym_scorer import check_reference, import_task
 entry = {"question": "?", "answer": "3", "metadata": {}}
 assert check_reference(json.dumps({"task": "chain_sum", "config": {}, "entry": entry})) is None
 assert not {"reasoning_gym.games", "matplotlib", "sympy"} & set(sys.modules)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
 from pipeline.params import ScoreParams
-from pipeline.rewards import terms
-from pipeline.rewards.scoring import score_completions
+from pipeline.rewards import registry, scoring
+from pipeline.rewards.scoring import score_completions, whole_groups
 from pipeline.tables import REWARDS
 from tests.rewards import user_terms
 from tests.rewards.frames import CORRECT, prompts, rollouts
@@ -49,7 +49,7 @@ def test_is_correct_comes_from_the_verifier_also_where_no_term_uses_it() -> None
 
 
 def test_a_null_term_makes_the_reward_null_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "user", user_terms)
+    monkeypatch.setattr(registry, "user", user_terms)
     both = {"correct": {"weight": 1.0}, "mine": {"weight": 0.5, "kind": "obedient"}}
     texts = ["7", "none", "7", "raise"]
     scores = score_completions(rollouts(texts), prompts(["7", "7", "", ""]), params(terms=both))
@@ -82,7 +82,7 @@ def test_n_in_n_out_in_the_order_they_came() -> None:
     answers: list[str | None] = [rf"\sqrt{{{i}}}" for i in range(20)]
     seen: list[int] = []
     asked = params(math={"extract": "boxed", "time_limit_seconds": 1.0})
-    scores = score_completions(rollouts(texts, ids), prompts(answers), asked, seen.append)
+    scores = score_completions(rollouts(texts, ids), prompts(answers), asked, lambda n, _: seen.append(n))
     assert scores["completion_id"].to_list() == [f"c{i}" for i in range(n)]
     assert sum(seen) == n
     # sqrt(i) is the root of its own prompt's number, and a bare i where that is i * i
@@ -118,6 +118,15 @@ def test_without_a_verifier_there_is_no_verdict() -> None:
         score_completions(rollouts(["7", "x"]), unverified, params())
 
 
+def test_a_gated_term_needs_a_verdict() -> None:
+    gated = {"format": {"weight": 1.0, "gated": True, "params": {"pattern": r"\d"}}}
+    with pytest.raises(BadInput, match=r"params\.yaml: score\.terms\.format: it needs a verdict, and prompt p0"):
+        score_completions(rollouts(["7"]), prompts([None], "none"), params(terms=gated))
+    scores = score_completions(rollouts(["7", "8", "7"]), prompts(["7", "7", ""]), params(terms=gated))
+    assert scores["reward"].to_list() == [1.0, 0.0, None]
+    assert scores["score_error"][2] == "answer: the prompt's is '', so there is nothing to compare with"
+
+
 def test_verifiers_may_be_mixed() -> None:
     mixed = prompts(["7", "7"]).with_columns(verifier=pl.Series(["math", "none"]))
     only = {"format": {"weight": 1.0, "params": {"pattern": r"\d"}}}
@@ -135,6 +144,56 @@ def test_a_prompt_that_is_missing_is_refused() -> None:
     message = r"data/rollouts\.parquet: row 1: prompt_id 'p9' is not in data/prompts\.parquet"
     with pytest.raises(BadInput, match=message):
         score_completions(rollouts(["7", "7"], ["p0", "p9"]), prompts(["7"]), params())
+
+
+def test_a_shadow_verifier_is_recorded_and_never_rewarded() -> None:
+    mixed = prompts(["7", "1,000", None, '{"a": 1}']).with_columns(
+        verifier=pl.Series(["math", "math", "none", "json_answer"])
+    )
+    only = {"format": {"weight": 1.0, "params": {"pattern": ".*"}}}
+    asked = params(terms=only, shadow_verifiers=["json_answer", "math"])
+    scores = score_completions(rollouts(["7", "1,000", "7", '{"a": 1}']), mixed, asked)
+    assert scores["is_correct"].to_list() == [True, True, None, True]
+    assert scores["is_correct_json_answer"].to_list() == [True, None, None, True]  # 1,000 is no JSON
+    assert scores["is_correct_math"].to_list() == [True, True, None, False]
+    assert scores["reward"].to_list() == [1.0] * 4
+    errors = scores["score_error"].to_list()
+    assert errors[0] is None
+    assert errors[1] == "shadow json_answer: answer: '1,000' is not valid JSON"
+    assert errors[2].startswith("shadow json_answer: answer: it is null")
+    assert errors[3] is None
+    assert all(REWARDS.type_of(name) == dtype for name, dtype in scores.schema.items())
+
+
+def test_batches_are_whole_groups_however_the_rows_come() -> None:
+    sizes = [3, 1, 4, 2, 2]
+    rows = rollouts(["x"] * 12, [f"p{i}" for i, size in enumerate(sizes) for _ in range(size)])
+    for n_rows, heights in ((1, [3, 1, 4, 2, 2]), (4, [4, 4, 4]), (5, [8, 4]), (12, [12]), (99, [12])):
+        for step in (1, 2, 5, 12):
+            batches = list(whole_groups((rows.slice(start, step) for start in range(0, 12, step)), n_rows))
+            assert [batch.height for batch in batches] == heights, (n_rows, step)
+            assert pl.concat(batches).equals(rows)
+
+
+def test_scores_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user", user_terms)
+    both = {"correct": {"weight": 1.0}, "share": {"weight": 0.5}}
+    ids = [f"p{i // 4}" for i in range(40)]
+    texts = [rf"\boxed{{{i}\sqrt{{2}}}}" if i % 3 else rf"\boxed{{{i}}}" for i in range(40)]
+    answers: list[str | None] = [rf"{4 * i + 1}\sqrt{{2}}" for i in range(10)]
+    asked = params(math={"extract": "boxed"}, terms=both)
+    whole = score_completions(rollouts(texts, ids), prompts(answers), asked)
+    monkeypatch.setattr(scoring, "BATCH_COMPLETIONS", 7)
+    assert score_completions(rollouts(texts, ids), prompts(answers), asked).equals(whole)
+    assert whole["is_correct"].sum() == sum(1 for i in range(40) if i % 4 == 1 and i % 3)
+
+
+def test_a_term_of_the_whole_iteration_sees_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user", user_terms)
+    monkeypatch.setattr(scoring, "BATCH_COMPLETIONS", 2)
+    only = {"rank": {"weight": 1.0}}
+    scores = score_completions(rollouts(["a" * i for i in range(9)]), prompts(["7"] * 9), params(terms=only))
+    assert scores["reward"].to_list() == [float(i) for i in range(9)]
 
 
 def test_the_inputs_are_left_alone() -> None:

@@ -13,28 +13,15 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.params import TermParams
-from pipeline.rewards import correct, format, terms
-from pipeline.rewards.completion import Completion
-from pipeline.rewards.terms import Term, apply_term, load_terms
+from pipeline.rewards import registry, term_values
+from pipeline.rewards.registry import Term, load_terms
+from pipeline.rewards.term_values import apply_term
+from pipeline.rewards.terms import correct, format
 from pipeline.rewards.user import brevity
 from pipeline.rewards.workers import Workers, start_workers
 from tests.rewards import user_terms
+from tests.rewards.completions import completion
 from tests.rewards.user_terms import obedient
-
-
-def completion(text: str = "12", **changes: Any) -> Completion:
-    fields: dict[str, Any] = {
-        "completion_id": "c0",
-        "messages": ({"role": "user", "content": "?"},),
-        "completion_text": text,
-        "finish_reason": "stop",
-        "answer": "12",
-        "metadata": None,
-        "is_correct": True,
-        "partial_score": 1.0,
-        "extracted_answer": text,
-    }
-    return Completion(**{**fields, **changes})
 
 
 def load(**params: dict[str, Any]) -> list[Term]:
@@ -43,12 +30,12 @@ def load(**params: dict[str, Any]) -> list[Term]:
 
 @pytest.fixture
 def with_test_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "user", user_terms)
+    monkeypatch.setattr(registry, "user", user_terms)
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with start_workers(2, [obedient.__name__, terms.__name__], []) as started:
+    with start_workers(2, [obedient.__name__, term_values.__name__], []) as started:
         yield started
 
 
@@ -75,22 +62,14 @@ def test_format_stops_a_catastrophic_pattern() -> None:
     assert reason == "format: TimeoutError: the pattern took more than 1 s on this text"
 
 
-def test_brevity() -> None:
-    params = brevity.Params(max_characters=10)
-    # 1 - 4/10, 1 - 10/10, and 1 - 15/10 is below 0
-    for text, expected in (("", 1.0), ("abcd", 0.6), ("a" * 10, 0.0), ("a" * 15, 0.0)):
-        assert brevity.score(completion(text), params) == pytest.approx(expected)
-    assert brevity.score(completion(finish_reason="length"), params) is None
-
-
 def test_terms_are_found_by_kind() -> None:
     found = load(correct={}, terse={"kind": "brevity", "weight": 0.5, "params": {"max_characters": 3}})
-    assert [(term.name, term.weight, term.is_users_own, term.needs_verdict) for term in found] == [
+    assert [(term.name, term.settings.weight, term.runs_in_worker, term.needs_verdict) for term in found] == [
         ("correct", 1.0, False, True),
         ("terse", 0.5, True, False),
     ]
     assert found[1].params == brevity.Params(max_characters=3)
-    assert found[0].module == "pipeline.rewards.correct"
+    assert found[0].module == "pipeline.rewards.terms.correct"
 
 
 @pytest.mark.usefixtures("with_test_terms")
@@ -105,7 +84,7 @@ def test_a_term_without_params_takes_none(workers: Workers) -> None:
 
 @pytest.mark.usefixtures("with_test_terms")
 def test_a_users_term_that_fails_costs_its_own_completion(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "USER_TIME_LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(term_values, "USER_TIME_LIMIT_SECONDS", 1.0)
     (term,) = load(mine={"kind": "obedient", "params": {"factor": 0.5}})
     told = ["", "raise", "nan", "inf", "text", "none", "true", "die", "sleep", "on"]
     wrong = completion("off", is_correct=False)
@@ -125,15 +104,35 @@ def test_a_users_term_that_fails_costs_its_own_completion(workers: Workers, monk
     ]
 
 
+@pytest.mark.usefixtures("with_test_terms")
+def test_a_term_may_look_at_a_group_or_at_all_completions(workers: Workers) -> None:
+    texts = {"g0": ["a", "abc"], "g1": ["", ""], "g2": ["abcd"]}
+    rows = [completion(text, group_id=group) for group, group_texts in texts.items() for text in group_texts]
+    share, rank, short = load(share={}, rank={}, short={})
+    assert [term.scope for term in (share, rank, short)] == ["group", "batch", "groups"]
+    nothing = (None, "share: it can't judge this completion")
+    assert apply_term(share, rows, workers) == [(0.25, None), (0.75, None), nothing, nothing, (1.0, None)]
+    # of 1, 3, 0, 0 and 4 tokens
+    assert apply_term(rank, rows, workers) == [(2.0, None), (3.0, None), (0.0, None), (0.0, None), (4.0, None)]
+    missing = "short: ValueError: it returned 4 values for 5 completions"
+    assert apply_term(short, rows, workers) == [(None, missing)] * 5
+    assert [apply_term(term, [], workers) for term in (share, rank, short)] == [[], [], []]
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown kind": (
         {"corect": {}},
-        r"params\.yaml: score\.terms\.corect: there is no kind of term 'corect'\. Built in are correct, format; in "
+        r"params\.yaml: score\.terms\.corect: there is no kind of term 'corect'\. Built in are correct, .*; in "
         r"pipeline/rewards/user/ there are brevity; a term of your own is a module there",
     ),
     "unknown kind under another name": (
         {"mine": {"kind": "os.path"}},
-        r"score\.terms\.mine\.kind: there is no kind of term 'os\.path'",
+        r"score\.terms\.mine\.kind: 'os\.path' is a function from elsewhere, which DVC doesn't watch",
+    ),
+    "a file of one's own": (
+        {"mine": {"kind": "my_rewards.py:brief"}},
+        r"kind: 'my_rewards\.py:brief' is a function from elsewhere, which DVC doesn't watch: an edit of it would not "
+        r"score again\. Put it into a module in pipeline/rewards/user/, and give that module's name",
     ),
     "unknown param": (
         {"correct": {"params": {"partial": True}}},
@@ -166,7 +165,11 @@ def test_bad_params_name_their_key(name: str) -> None:
     ("source", "message"),
     [
         ("import nowhere", r"broken\.py can't be imported: ModuleNotFoundError: No module named 'nowhere'\. Mend"),
-        ("def scores(): ...", r"broken\.py has no function `score`\. Add"),
+        (
+            "def score(completion, params): ...\ndef score_group(completions, params): ...",
+            r"broken\.py has `score` and `score_group`, and a term is one function\. Make two modules of it",
+        ),
+        ("def scores(): ...", r"broken\.py has none of the functions `score`"),
     ],
 )
 def test_a_users_module_that_cannot_be_used(
@@ -178,7 +181,7 @@ def test_a_users_module_that_cannot_be_used(
     (package / "broken.py").write_text(source)
     (package / "format.py").write_text("def score(completion, params): return 1.0")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(terms, "user", _imported("made_up_terms"))
+    monkeypatch.setattr(registry, "user", _imported("made_up_terms"))
     for name in ("made_up_terms", "made_up_terms.broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(BadInput, match=r"score\.terms\.broken: made_up_terms/" + message):

@@ -47,6 +47,12 @@ def test_a_call_that_hangs_is_killed_in_time(workers: Workers, name: str) -> Non
     assert outcomes[40] == Outcome(None, "timeout", "timeout: it took more than 0.5 s")
 
 
+def test_a_busy_machine_makes_no_call_late(workers: Workers) -> None:
+    # Of the limit of 0.5 s of computing, waiting takes none, as long as it is no more than four times as long.
+    outcomes = run(workers, call("double", 1, 1.0, seconds=0.5), call("double", 2, 60.0, seconds=0.5))
+    assert outcomes == [Outcome(2), Outcome(None, "timeout", "timeout: it took more than 0.5 s")]
+
+
 def test_slow_calls_each_have_their_own_time(workers: Workers) -> None:
     outcomes = run(workers, *(call("double", i, 0.2, seconds=0.6) for i in range(8)))
     assert [outcome.value for outcome in outcomes] == [2 * i for i in range(8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline.params import load_params
+from pipeline.rewards.judging import judgements
+from pipeline.rewards.scoring import score_batch
 from pipeline.table_io import read_table, write_table
-from pipeline.tables import PROMPTS, REWARDS, ROLLOUTS
+from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
 from stages import paths
-from stages.score import score, score_metrics
+from stages.score import score, score_metrics, shards_folder
+from tests.rewards import user_terms
+from tests.rewards.judge_server import says, serve_judge
 from tests.stage_runs import run_here, run_process, torch_that_breaks, write_params
+from tests.versioning.fabricated import add_table, init, lock_text
 
 # Three prompts of two completions: both right, one right, none right.
 TEXTS = [["3", "3"], ["3", "13"], ["4", "none"]]
@@ -78,9 +85,18 @@ def test_process_scores_without_torch(tmp_path: Path) -> None:
     metrics = json.loads((paths.METRICS / "score.json").read_text())
     assert (metrics["n_completions"], metrics["n_scored"], metrics["n_errors"]) == (6, 6, 0)
     assert (metrics["reward_mean"], metrics["pass_rate"], metrics["term_means"]) == (0.5, 0.5, {"correct": 0.5})
+    assert metrics["code_isolation"] is None
     before = paths.REWARDS.read_bytes()
     assert run_process("score", tmp_path, PYTHONHASHSEED="7").code == 0
     assert paths.REWARDS.read_bytes() == before
+
+
+def test_running_code_without_bubblewrap_goes_on_record(tmp_path: Path) -> None:
+    write_prompts("code")
+    write_params(tmp_path, {"score.code": {"isolation": "outer_container_is_the_sandbox"}})
+    metrics = score(load_params()).metrics
+    assert metrics["code_isolation"] == "outer_container_is_the_sandbox"
+    assert metrics["n_errors"] == 6  # the prompts have no hidden tests
 
 
 def test_metrics_of_completions_that_cannot_be_scored_are_null() -> None:
@@ -95,7 +111,83 @@ def test_metrics_of_completions_that_cannot_be_scored_are_null() -> None:
         "reward_mean": None,
         "pass_rate": None,
         "term_means": {"correct": None},
+        "shadows": {},
     }
+
+
+def test_a_stage_that_was_killed_goes_on_from_its_finished_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.score.BATCH_COMPLETIONS", 2)
+    params = load_params(tmp_path / "params.yaml")
+    scored: list[list[str]] = []
+
+    def score_some(batch: pl.DataFrame, *rest: Any) -> pl.DataFrame:
+        scored.append(batch["completion_text"].to_list())
+        if len(scored) == 3:
+            raise KeyboardInterrupt
+        return score_batch(batch, *rest)
+
+    monkeypatch.setattr("stages.score.score_batch", score_some)
+    with pytest.raises(KeyboardInterrupt):
+        score(params)
+    assert not paths.REWARDS.exists()
+    result = score(params)
+    assert scored == [*TEXTS, TEXTS[2]]
+    resumed = paths.REWARDS.read_bytes()
+    assert not paths.SCORES.exists()
+    assert score(params) == result  # anew, all of it
+    assert paths.REWARDS.read_bytes() == resumed
+
+
+def test_batches_of_other_rollouts_params_or_code_are_not_taken(tmp_path: Path) -> None:
+    params = load_params(tmp_path / "params.yaml").score
+    first = shards_folder(params)
+    assert shards_folder(params) == first
+    first.mkdir(parents=True)
+    other = shards_folder(params.model_copy(update={"clip": [0.0, 1.0]}))
+    assert other != first
+    assert not first.exists()
+    pl.read_parquet(paths.ROLLOUTS).head(4).pipe(write_table, paths.ROLLOUTS, ROLLOUTS)
+    assert shards_folder(params) != first
+
+
+def test_a_term_of_the_whole_iteration_sees_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.rewards.registry.user", user_terms)
+    monkeypatch.setattr("stages.score.BATCH_COMPLETIONS", 2)
+    write_params(tmp_path, {"score.terms": {"rank": {"weight": 1.0}}, "score.shadow_verifiers": ["math"]})
+    result = score(load_params(tmp_path / "params.yaml"))
+    # each text has two tokens, so none is shorter than another
+    assert read_table(paths.REWARDS, REWARDS)["reward"].to_list() == [0.0] * 6
+    # a box is what math looks for: it calls all six wrong, three of which are correct
+    assert result.metrics["shadows"] == {"math": {"n_verdicts": 6, "n_contradictions": 3}}
+    assert result.line.endswith("pass rate 0.500, math contradicts 3")
+
+
+def test_what_a_judge_said_is_kept_and_needs_no_network_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path)
+    monkeypatch.setattr(judgements, "KEPT", judgements.Judgements(Path(".rollbook/judgements")))
+    with serve_judge(lambda _, number: says(json.dumps({"score": number}))) as server:
+        settings: dict[str, Any] = {"address": server.address, "model": "m", "rubric": "Is it right?"}
+        write_params(tmp_path, {"score.terms": {"judge": {"weight": 1.0, "params": settings}}})
+        score(load_params(tmp_path / "params.yaml"))
+        # In each of three groups there are two texts, of which one group's are equal.
+        assert len(server.requests) == 5
+    rewards = read_table(paths.REWARDS, REWARDS)
+    made = read_table(paths.JUDGEMENTS, JUDGEMENTS)
+    assert made.height == 5
+    # As in a clone: the table is an object of DVC's cache that dvc.lock names, and the folder .rollbook is not there.
+    output = add_table(tmp_path / ".dvc/cache", "data/judgements.parquet", made, JUDGEMENTS, tmp_path)
+    (tmp_path / "dvc.lock").write_text(lock_text([output]))
+    paths.JUDGEMENTS.unlink()
+    shutil.rmtree(tmp_path / ".rollbook")
+    monkeypatch.setattr(judgements, "KEPT", judgements.Judgements(Path(".rollbook/judgements")))
+    write_params(tmp_path, {"score.terms": {"judge": {"weight": 0.5, "params": settings}}})
+    score(load_params(tmp_path / "params.yaml"))
+    assert read_table(paths.REWARDS, REWARDS)["reward"].to_list() == [each / 2 for each in rewards["reward"]]
+    assert read_table(paths.JUDGEMENTS, JUDGEMENTS).equals(made)
 
 
 def nothing() -> None:
@@ -136,7 +228,7 @@ BAD_INPUT: dict[str, tuple[Callable[[], object], dict[str, Any], str]] = {
     "unknown kind": (
         nothing,
         {"score.terms": {"brief": {"weight": 1.0}}},
-        "params.yaml: score.terms.brief: there is no kind of term 'brief'. Built in are correct, format;",
+        "params.yaml: score.terms.brief: there is no kind of term 'brief'. Built in are correct, ",
     ),
     "unknown param": (
         nothing,

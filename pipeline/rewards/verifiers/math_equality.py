@@ -13,7 +13,9 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from pipeline.rewards.notation import plain_latex
+from pipeline.rewards.verifiers.exact import exact_number
+from pipeline.rewards.verifiers.intervals import as_interval
+from pipeline.rewards.verifiers.notation import plain_latex
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its time-outs are off
 
@@ -24,8 +26,8 @@ _BRACKETED = re.compile(r"(\\\{|[(\[]).*(\\\}|[)\]])")
 
 def compare(reference: str, answer: str) -> tuple[float | None, str | None]:
     """1 where `answer` equals `reference`, else 0; null with the reason where `reference` can't be read."""
-    plain = plain_latex(reference), plain_latex(answer)
-    parsed = _parse(plain[0])
+    plain = _comparable(plain_latex(reference), plain_latex(answer))
+    parsed = _parse_reference(plain[0])
     if not parsed or plain[0] == plain[1]:
         error = check_reference(reference)
         return (None, error) if error else (1.0, None)
@@ -42,11 +44,12 @@ def refuse(reference: str, reason: str | None) -> tuple[float | None, str | None
 
 @lru_cache(maxsize=4096)
 def check_reference(reference: str) -> str | None:
-    """Why no answer can be compared with `reference`, or None. One that never ends in a comparison hangs here too."""
-    parsed = _parse(plain_latex(reference))
+    """Why no answer can be compared with `reference`, or None. A number whose comparison never ends hangs here too."""
+    parsed = _parse_reference(plain_latex(reference))
     if not parsed:
         return f"answer: {reference!r} can't be read as mathematics"
-    _are_equal(parsed, _parse("1.5"))
+    if not getattr(parsed[0], "free_symbols", None):  # what has symbols would be simplified for nothing
+        _are_equal(parsed, _parse("1.5"))
     return None
 
 
@@ -58,6 +61,21 @@ def _are_equal(reference: list[Any], answer: list[Any]) -> bool:
 def _parse(text: str) -> list[Any]:
     parsed: list[Any] = parse(f"${text}$", _TARGETS, fallback_mode="no_fallback", parsing_timeout=None)
     return parsed
+
+
+def _parse_reference(plain: str) -> list[Any]:
+    """As `_parse`, and a percentage, which math-verify can't read, is its value."""
+    number = exact_number(plain)
+    if number and number.is_percent and len(plain) < 100:
+        return _parse(rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}")
+    return _parse(plain)
+
+
+def _comparable(reference: str, answer: str) -> tuple[str, str]:
+    """The two, an inequality as an interval where the other one is an interval."""
+    if _BRACKETED.fullmatch(reference):
+        return reference, as_interval(answer) or answer
+    return (as_interval(reference) or reference, answer) if _BRACKETED.fullmatch(answer) else (reference, answer)
 
 
 def _is_set(text: str) -> bool | None:

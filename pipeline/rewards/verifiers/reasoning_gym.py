@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from pipeline.params import ReasoningGymParams
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.extraction import EXTRACTIONS
 from pipeline.rewards.verifier import Prompt, Question, unjudged
+from pipeline.rewards.verifiers.extraction import EXTRACTIONS
 from pipeline.rewards.workers import Call
 
-_WORKER = "pipeline.rewards.reasoning_gym_scorer"
+_WORKER = "pipeline.rewards.verifiers.reasoning_gym_scorer"
 
 
 class ReasoningGymVerifier:

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from pipeline.rewards.notation import MAX_NESTING, plain_latex
+from pipeline.rewards.verifiers.notation import MAX_NESTING, plain_latex
+from pipeline.rewards.verifiers.units import read_unit
 
 MAX_BITS = 1 << 17
 """Numerator and denominator together: about 39,000 decimal digits."""
 
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _VARIABLE = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?) ?= ?(?=[^=]+$)")
+_VARIABLE_LAST = re.compile(r"(?<=[\d}]) ?= ?([a-zA-Z](?:_\{?\w+\}?)?)$")
 _THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:[, ]\d{3})+(?![\d,)])")  # but (1,234) is a pair
 _MODULUS = re.compile(r" ?\\pmod ?\{? ?(\w+) ?\}?$")
 _PERCENT = re.compile(r" ?(?:%|\\text ?\{ ?(?:%|percent) ?\}|\bpercent)$", re.IGNORECASE)
@@ -41,13 +43,14 @@ _TOKEN = re.compile(
 class ExactNumber:
     """A rational number as an answer states it: `50%` is 1/2 as a percentage, and `x = 5` is 5 for `x`.
 
-    `modulus` is the one that is stated after the number.
+    `modulus` is the one that is stated after the number, and `unit` that of measure where it is a known one.
     """
 
     value: Fraction
     is_percent: bool = False
     variable: str | None = None
     modulus: str | None = None
+    unit: str | None = None
 
 
 class _UndecidedError(Exception):
@@ -59,43 +62,55 @@ def exact_number(text: str) -> ExactNumber | None:
     r"""The exact value of `text`, units dropped, or None where it has none here.
 
     >>> exact_number(r"x = 1{,}000.5\,\text{cm}")
-    ExactNumber(value=Fraction(2001, 2), is_percent=False, variable='x', modulus=None)
+    ExactNumber(value=Fraction(2001, 2), is_percent=False, variable='x', modulus=None, unit='cm')
     >>> exact_number(r"2003^{2002^{2001}}") is None
     True
     """
     text = plain_latex(text)
-    variable = _VARIABLE.match(text)
-    if variable:
-        text = text[variable.end() :]
+    text, variable = _without_variable(text)
     modulus = _MODULUS.search(text)
     if modulus:
         text = text[: modulus.start()]
     text, n_percents = _PERCENT.subn("", text.strip())
+    scale, unit = 1, None
     if not n_percents:
-        text, scale = _without_unit(text)
+        text, scale, unit = _without_unit(text)
     try:
         value = _Parser(_THOUSANDS.sub(lambda match: re.sub(r"[, ]", "", match[0]), text)).value()
         value = value / 100 if n_percents else value * scale
     except (_UndecidedError, ZeroDivisionError):
         return None
-    return ExactNumber(value, bool(n_percents), variable[1] if variable else None, modulus[1] if modulus else None)
+    return ExactNumber(value, bool(n_percents), variable, modulus[1] if modulus else None, unit)
 
 
-def _without_unit(text: str) -> tuple[str, int]:
-    """`text` without its unit, and the scale that a word such as `million` before the unit gives."""
+def _without_variable(text: str) -> tuple[str, str | None]:
+    """`text` without the variable that it is the value of, and that variable."""
+    first, last = _VARIABLE.match(text), _VARIABLE_LAST.search(text)
+    if first:
+        return text[first.end() :], first[1]
+    return (text[: last.start()], last[1]) if last else (text, None)
+
+
+def _without_unit(text: str) -> tuple[str, int, str | None]:
+    """`text` without its unit, the scale that a word such as `million` before the unit gives, and a known unit."""
     scale = _SCALE.search(text)
-    return (text[: scale.start()], _SCALES[scale[1].lower()]) if scale else (_UNIT.sub("", text), 1)
+    if scale:
+        return text[: scale.start()], _SCALES[scale[1].lower()], None
+    unit = _UNIT.search(text)
+    return (text[: unit.start()], 1, read_unit(unit[0])) if unit else (text, 1, None)
 
 
 def are_equal(reference: ExactNumber, answer: ExactNumber) -> bool:
     """Whether `answer` states the value of `reference`.
 
     A percent sign counts: 50% is 0.5, and not 50. A reference that is a percentage also takes the bare number, 50,
-    since its question asked for percent.
+    since its question asked for percent. Of units that are known the two may not have different ones.
     """
     if reference.variable and answer.variable and reference.variable != answer.variable:
         return False
     if reference.modulus and answer.modulus and reference.modulus != answer.modulus:
+        return False
+    if reference.unit and answer.unit and reference.unit != answer.unit:
         return False
     if reference.is_percent and not answer.is_percent and reference.value * 100 == answer.value:
         return True

@@ -57,6 +57,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),
         (r"\\frac *(\w)", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) *(\w)", r"\1{\2}"),
+        (r"^\s*\\(?:text|textbf|mathrm|mbox) ?\{\s*([-+]?\d[^{}]*)\}\s*$", r"\1"),  # \text{16 square units}
         (r"\s+", " "),
     )
 )

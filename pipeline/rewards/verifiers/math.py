@@ -17,13 +17,13 @@ import re
 
 from pipeline.params import MathParams
 from pipeline.rewards.completion import Verdict
-from pipeline.rewards.exact import are_equal, exact_number
-from pipeline.rewards.extraction import EXTRACTIONS, boxed, final_answer
-from pipeline.rewards.notation import MAX_NESTING, nesting, plain_latex
 from pipeline.rewards.verifier import Prompt, Question, right, unjudged, wrong
+from pipeline.rewards.verifiers.exact import are_equal, exact_number
+from pipeline.rewards.verifiers.extraction import EXTRACTIONS, boxed, final_answer
+from pipeline.rewards.verifiers.notation import MAX_NESTING, nesting, plain_latex
 from pipeline.rewards.workers import Call
 
-_WORKER = "pipeline.rewards.math_equality"
+_WORKER = "pipeline.rewards.verifiers.math_equality"
 _BASE_NUMERAL = re.compile(r"([0-9A-Fa-f]+) ?_ ?\{? ?(\d+) ?\}?")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox) ?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-z][a-z' -]*[a-z]")

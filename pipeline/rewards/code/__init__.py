@@ -1,0 +1,1 @@
+"""The verifier `code`: Python solutions against hidden tests, in a sandbox that never sees an expected value."""
