@@ -60,6 +60,11 @@ class Scorer:
         """Whether a term looks at all completions together."""
         return any(term.scope == "batch" for term in self.terms)
 
+    @property
+    def asks_judges(self) -> bool:
+        """Whether a term asks a language model, whose answers are kept."""
+        return any(term.module.endswith(".terms.judge") for term in self.terms)
+
     def start_workers(self) -> WorkersOnDemand:
         """The worker processes of a block, none until there is something for them to do."""
         return WorkersOnDemand(self.params.n_workers, [term.module for term in self.terms if term.runs_in_worker])
