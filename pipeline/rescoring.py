@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from pipeline.errors import BadInput
 from pipeline.history import scan
 from pipeline.params import ScoreParams
+from pipeline.rewards.judging import judgements
 from pipeline.rewards.scoring import (
     BATCH_COMPLETIONS,
     ROLLOUT_COLUMNS,
@@ -22,6 +24,7 @@ from pipeline.rewards.scoring import (
     whole_groups,
 )
 from pipeline.rewards.workers import WorkersOnDemand
+from pipeline.tables import JUDGEMENTS
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import Iteration, tag_name
 
@@ -61,12 +64,22 @@ def rescore(
             tables = {table: scan(table, [name], repo=repository) for table in ("rollouts", "prompts", "rewards")}
             rollouts = tables["rollouts"].select(ROLLOUT_COLUMNS)
             scorer = make_scorer(rollouts.select("prompt_id").collect()["prompt_id"], tables["prompts"], params)
+            if scorer.asks_judges:
+                judgements.KEPT.begin(_judgements_of(repository, name))
             workers = workers or stack.enter_context(scorer.start_workers())
             size = None if scorer.needs_whole_iteration else BATCH_COMPLETIONS
             batches = whole_groups(rollouts.collect_batches(chunk_size=size), size) if size else [rollouts.collect()]
             now = pl.concat([score_batch(batch, scorer, workers, no_progress) for batch in batches])
             scores = compare_scores(tables["rewards"].select("completion_id", *COMPARED).collect(), now)
             yield Rescored(name, scores, _examples(scores, rollouts, tables["prompts"], n_examples))
+
+
+def _judgements_of(repository: Repository, name: str) -> pl.DataFrame | None:
+    """What judges said for the rewards of an iteration, as far as it is here: it need not be asked again."""
+    try:
+        return scan("judgements", [name], repo=repository).select(list(JUDGEMENTS.schema)).collect()
+    except BadInput:  # the table isn't there: the judge is asked
+        return None
 
 
 def compare_scores(before: pl.DataFrame, now: pl.DataFrame) -> pl.DataFrame:

@@ -93,7 +93,7 @@ PROMPTS = Table(
         _c("source", pl.String, "where it came from: `reasoning_gym/chain_sum`, a file, a data set"),
         _c("messages", Messages, "the chat, before the template: `role` and `content` of each message"),
         _c("answer", pl.String, "the reference answer", True),
-        _c("verifier", pl.String, "what decides `is_correct`: `math`, `reasoning_gym`, `code` or `none`"),
+        _c("verifier", pl.String, "what decides `is_correct`: a verifier by its name, or `none`"),
         _c("metadata", pl.String, "JSON that the verifier needs", True),
     ),
     not_empty=("messages",),

@@ -47,8 +47,7 @@ def score(params: Params) -> Result:
     columns = ["iteration", *ROLLOUT_COLUMNS]
     prompt_ids = scan_table(paths.ROLLOUTS, ROLLOUTS, columns).select("prompt_id").collect()["prompt_id"]
     scorer = make_scorer(prompt_ids, scan_table(paths.PROMPTS, PROMPTS, PROMPT_COLUMNS), params.score)
-    asks_judges = any(term.module.endswith(".terms.judge") for term in scorer.terms)
-    judgements.KEPT.begin(_judgements_before() if asks_judges else None)
+    judgements.KEPT.begin(_judgements_before() if scorer.asks_judges else None)
     batches = _batches(read_batches(paths.ROLLOUTS, ROLLOUTS, columns), scorer)
     n_completions = prompt_ids.len()
     with (

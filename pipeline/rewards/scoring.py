@@ -66,6 +66,11 @@ class Scorer:
         names = {prompt.verifier for prompt in self.prompts.values()} | set(self.params.shadow_verifiers)
         return self.params.code.isolation if "code" in names else None
 
+    @property
+    def asks_judges(self) -> bool:
+        """Whether a term asks a language model, whose answers are kept."""
+        return any(term.module.endswith(".terms.judge") for term in self.terms)
+
     def start_workers(self) -> WorkersOnDemand:
         """The worker processes of a block, none until there is something for them to do."""
         return WorkersOnDemand(self.params.n_workers, [term.module for term in self.terms if term.runs_in_worker])
