@@ -16,13 +16,16 @@ from rich.table import Table
 
 from pipeline.audit import search
 from pipeline.audit.answer import answer
-from pipeline.audit.display import answer_table, count_line, frame_table, life_lines
+from pipeline.audit.display import answer_table, count_line, frame_table, life_lines, visible
 from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
 from pipeline.audit.tables import Tables, folder_tables
 from pipeline.errors import BadInput
+from pipeline.integrity.verify import Problem, verify_checkout, verify_run
+from pipeline.versioning.git import git
+from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import run_of_checkout
 
 DATA = Path("data")
@@ -53,7 +56,13 @@ class Format(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    commands: dict[str, Callable[..., None]] = {"audit": ask, "sql": ask_sql, "grep": search_texts, "show": show}
+    commands: dict[str, Callable[..., None]] = {
+        "audit": ask,
+        "sql": ask_sql,
+        "grep": search_texts,
+        "show": show,
+        "verify": verify,
+    }
     for name, command in commands.items():
         app.command(name)(command)
 
@@ -125,6 +134,35 @@ def show(
     for row in life.completions if tokens else []:
         console.print(f"\nTokens of {row['completion_id']}, log-probabilities in nats")
         console.print(frame_table(token_table(tables, row["completion_id"])))
+
+
+def verify(
+    name: Annotated[
+        str | None, typer.Argument(help="demo, demo/0003 or demo/0003..0010; else the iteration here.")
+    ] = None,
+) -> None:
+    """Hold iterations against dvc.lock, their parents and their own tables; name what is wrong, with exit code 1."""
+    found: list[Problem] = []
+    n_iterations = 0
+    if name is None:
+        found, n_iterations = verify_checkout(Path(git("rev-parse", "--show-toplevel"))), 1
+        _print_problems(found)
+    else:
+        for _, problems in verify_run(Repository.find(), name):
+            _print_problems(problems)
+            found += problems
+            n_iterations += 1
+    held = f"{n_iterations} iteration{'s' * (n_iterations > 1)}"
+    if found:
+        n_bad = len({problem.iteration for problem in found})
+        typer.echo(f"{len(found)} problem{'s' * (len(found) > 1)} in {n_bad} of {held}.", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{name or 'data'}: {held}, no problem.")
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    for problem in problems:
+        typer.echo(visible(str(problem)))
 
 
 def _list_questions() -> None:
