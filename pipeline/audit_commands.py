@@ -17,6 +17,7 @@ from rich.table import Table
 from pipeline.audit import search
 from pipeline.audit.answer import answer
 from pipeline.audit.display import answer_table, count_line, frame_table, life_lines, visible
+from pipeline.audit.filters import parse_filter
 from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
@@ -96,7 +97,7 @@ def search_texts(
     as_parquet: Parquet = False,
 ) -> None:
     """Find completions by what they say; --where filters on any column of theirs."""
-    question = search.grep(pattern, search.parse_filter(where) if where else None)
+    question = search.grep(pattern, parse_filter(where) if where else None)
     _print_answer(question, _tables(run, iterations), None, limit, _format(as_json, as_csv, as_parquet))
 
 
@@ -115,7 +116,8 @@ def ask_sql(
         _write(rows, kind)
         return
     console = _console()
-    console.print(frame_table(rows.head(ROWS_SHOWN)))
+    if rows.width:
+        console.print(frame_table(rows.head(ROWS_SHOWN)))
     cut = f"{ROWS_SHOWN} of {rows.height:,} rows; --csv or --json gives all." if rows.height > ROWS_SHOWN else ""
     console.print(cut or f"{rows.height:,} row{'' if rows.height == 1 else 's'}.")
 
@@ -176,7 +178,7 @@ def _list_questions() -> None:
 
 def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
     shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
-    found = answer(question, tables, shown, search.parse_filter(where) if where else None)
+    found = answer(question, tables, shown, parse_filter(where) if where else None)
     has_many_runs = len(tables.names) > 1
     if kind is not Format.TABLE:
         _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
@@ -189,13 +191,19 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
 
 
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:
-    if runs is None and iterations is None:
-        if not DATA.is_dir():
-            raise BadInput(
-                str(DATA), "there is no such folder here", "Go to a checkout with an iteration, or give --run"
-            )
-        return folder_tables(DATA)
-    return run_tables(runs or [run_of_checkout(Path.cwd())], _span(iterations))
+    if runs or iterations:
+        return run_tables(runs or [_run_here()], _span(iterations))
+    if not (DATA / "rollouts.parquet").is_file():
+        raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; --run NAME asks about a run")
+    return folder_tables(DATA)
+
+
+def _run_here() -> str:
+    try:
+        return run_of_checkout(Path.cwd())
+    except BadInput as error:
+        problem = "it chooses among the iterations of a run, and this checkout is on the branch of none"
+        raise BadInput("--iterations", problem, "Name a run with --run") from error
 
 
 def _span(iterations: str | None) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from pipeline.audit.answer import DETAILS, answer
 from pipeline.audit.question import Unanswerable
@@ -346,7 +347,9 @@ def test_a_filter_is_about_the_columns_of_the_answer() -> None:
     tables = frame_tables(plant([{"prompt": "a", "reward": float(n)} for n in range(7)]))
     found = answer(QUESTIONS["highest"], tables, 2, pl.sql_expr("reward < 3"))
     assert (found.rows["reward"].to_list(), found.n_rows) == ([2.0, 1.0], 3)
-    with pytest.raises(BadInput, match=r"audit highest: .*rewrd.*Its columns are run, iteration, .*reward"):
+    with pytest.raises(
+        BadInput, match=r"--where: unable to find column \"rewrd\"\. There are run, iteration, .*reward"
+    ):
         answer(QUESTIONS["highest"], tables, 2, pl.sql_expr("rewrd < 3"))
 
 
@@ -382,7 +385,8 @@ def test_no_order_depends_on_the_order_of_rows(name: str) -> None:
     """The order ends with ids that tell any two rows apart."""
     rows = ask(name, ordinary())
     assert rows.height > 0
-    assert rows.equals(ask(name, {table: frame.reverse() for table, frame in ordinary().items()}))
+    # Sums of floating-point numbers in another order may differ in the last digit.
+    assert_frame_equal(rows, ask(name, {table: frame.reverse() for table, frame in ordinary().items()}))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "flips"])

@@ -14,6 +14,7 @@ from pipeline.audit.question import Unanswerable
 from pipeline.audit.registry import QUESTIONS
 from pipeline.audit.run_tables import RunTables, run_tables
 from pipeline.errors import BadInput
+from pipeline.history import scan_iterations
 from pipeline.tables import TABLES
 from pipeline.versioning.repository import Repository
 from tests.audit.planted import Frames, ask, plant
@@ -155,11 +156,10 @@ def test_parts_that_lack_the_input_are_passed_over(repository: Repository) -> No
 
 def test_the_files_of_other_iterations_are_not_opened(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, int]] = []
-    scan = module.scan_iterations
 
     def watched(name: str, iterations: list[Any], **options: Any) -> pl.LazyFrame:
         opened.append((name, len(iterations)))
-        return scan(name, iterations, **options)
+        return scan_iterations(name, iterations, **options)
 
     monkeypatch.setattr(module, "scan_iterations", watched)
     ask("highest", tables(repository, "demo"), 1)
