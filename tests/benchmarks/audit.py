@@ -124,12 +124,17 @@ def prompt_id(number: pl.Expr) -> pl.Expr:
     return number.cast(pl.String).str.zfill(16)
 
 
+def draw(key: pl.Expr, seed: int, n: int) -> pl.Expr:
+    """A number below `n` for each `key`, which looks drawn, so that files are as large as real ones."""
+    return (key.hash(seed) % n).cast(pl.Int64)
+
+
 def iteration_rows(iteration: int, n: int, n_prompts: int) -> dict[str, pl.DataFrame]:
     """The tables of an iteration of `n` completions, of which about a third is correct."""
     n_groups = n // GROUP_SIZE
     place = pl.int_range(n)
     number = (place // GROUP_SIZE + iteration * n_groups) % n_prompts
-    noise = (place * 7919 + iteration * 104_729) % 1009
+    noise = draw(place, iteration, 1009)
     group_id = pl.format("{}/{}", pl.lit(f"{iteration:04d}"), prompt_id(number))
     ids = pl.select(
         iteration=pl.repeat(iteration, n, dtype=pl.UInt32),
@@ -142,15 +147,17 @@ def iteration_rows(iteration: int, n: int, n_prompts: int) -> dict[str, pl.DataF
     ).sort("completion_id")
     is_correct = pl.col("noise") % 3 == 0
     said = pl.when(is_correct).then("answer").otherwise("noise")
-    tokens = pl.concat_list([((pl.col("noise") * step) % 49_152).cast(pl.Int32) for step in range(1, N_TOKENS + 1)])
+    key = pl.col("completion_id")
+    tokens = pl.concat_list([draw(key, step, 49_152).cast(pl.Int32) for step in range(N_TOKENS)])
+    logprobs = pl.concat_list([-draw(key, step, 2**24).cast(pl.Float32) / 2**22 for step in range(N_TOKENS)])
     length = pl.when(pl.col("noise") % 5 == 0).then(pl.lit(" as anyone who adds can see")).otherwise(pl.lit(""))
     rollouts = ids.select(
         *("iteration", "prompt_id", "group_id", "completion_id", "completion_index"),
         seed=pl.col("noise").cast(pl.Int64),
-        prompt_token_ids=tokens,
+        prompt_token_ids=pl.concat_list([pl.lit(token, pl.Int32) for token in range(N_TOKENS)]),
         completion_token_ids=tokens,
         completion_text=pl.format("Adding the two gives {}{}, and {} more.", said, length, pl.col("noise")),
-        sampling_logprobs=tokens.list.eval(-pl.element().cast(pl.Float32) / 49_152),
+        sampling_logprobs=logprobs,
         finish_reason=pl.lit("stop", TABLES["rollouts"].schema["finish_reason"]),
     )
     rewards = ids.select(
