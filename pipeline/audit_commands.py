@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
 from pipeline.audit.tables import Tables, folder_tables
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.integrity.verify import Problem, verify_checkout, verify_run
 from pipeline.versioning.git import git
 from pipeline.versioning.repository import Repository
@@ -129,7 +130,8 @@ def show(
 ) -> None:
     """Show a completion, group or prompt through its whole life."""
     tables = _tables([run] if run else None, None)
-    life = look_up(tables, wanted)
+    with _damage_named():
+        life = look_up(tables, wanted)
     console = _console()
     for line in life_lines(life):
         console.print(line, soft_wrap=True)
@@ -178,7 +180,8 @@ def _list_questions() -> None:
 
 def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
     shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
-    found = answer(question, tables, shown, parse_filter(where) if where else None)
+    with _damage_named():
+        found = answer(question, tables, shown, parse_filter(where) if where else None)
     has_many_runs = len(tables.names) > 1
     if kind is not Format.TABLE:
         _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
@@ -188,6 +191,16 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
     if found.n_rows:
         console.print(answer_table(found, has_many_runs))
     console.print(count_line(found))
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Make what Polars raises at a file that was damaged since it was opened a `BadInput`."""
+    try:
+        yield
+    except (pl.exceptions.ComputeError, pl.exceptions.PanicException, OSError) as error:
+        remedy = "`rollbook verify` names the file if one is damaged"
+        raise BadInput("the tables", f"they can't be read ({first_line(error)})", remedy) from error
 
 
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:

@@ -173,6 +173,20 @@ def test_rubbish_is_answered_in_one_line(here: Whole, arguments: tuple[str, ...]
     assert re.search(message, " ".join(result.output.split())), result.output
 
 
+def test_a_damaged_table_is_an_error_of_one_line(here: Whole) -> None:
+    file = Path("data/rollouts.parquet")
+    content = bytearray(file.read_bytes())
+    content[4:1200] = bytes(1196)  # pages, while the footer stays
+    file.write_bytes(content)
+    for arguments in (
+        ("audit", "repetition"),
+        ("grep", "7"),
+        ("show", f"{FIRST}/0"),
+        ("sql", "select * from rollouts"),
+    ):
+        assert re.search("error: (the tables|sql): ", rollbook(*arguments, code=1).output), arguments
+
+
 def test_a_folder_without_an_iteration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "data: it has no iteration. `dvc repro` makes one; --run NAME" in rollbook("audit", "highest", code=1).output

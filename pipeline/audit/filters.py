@@ -18,7 +18,7 @@ def parse_filter(condition: str) -> pl.Expr:
     try:
         return pl.sql_expr(condition)
     except _SQL_ERRORS as error:
-        remedy = "Write it as after WHERE in SQL: --where \"reward > 0.5 and finish_reason = 'length'\""
+        remedy = "Write it as after WHERE in SQL: --where 'reward > 0.5 and not is_correct'"
         raise BadInput(f"--where {condition!r}", f"it can't be read ({first_line(error)})", remedy) from error
 
 
