@@ -14,6 +14,7 @@ import polars as pl
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.audit import search
 from pipeline.audit.answer import answer
@@ -187,7 +188,8 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
         _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
         return
     console = _console()
-    console.print(f"{question.asks} [dim]{', '.join(tables.names)}[/dim]")
+    # As text: in markup, brackets of a regular expression would be tags.
+    console.print(Text.assemble(question.asks, " ", (", ".join(tables.names), "dim")))
     if found.n_rows:
         console.print(answer_table(found, has_many_runs))
     console.print(count_line(found))

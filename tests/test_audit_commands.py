@@ -108,7 +108,7 @@ def test_grep_filters_on_any_column(here: Whole) -> None:
     # Completions 0 and 2 of the first group say 1, the first of the second says 2; of the hostile one a part is shown.
     assert [row[0] for row in cells(output)] == [f"{FIRST}/0", f"{FIRST}/2", "0000/0000000000000001/0"]
     assert "2J[bold]It is 1" in output
-    assert rollbook("grep", "nowhere").output.endswith("No row answers this.\n")
+    assert rollbook("grep", "nowhere[/b]").output == "Which completions match nowhere[/b]? data\nNo row answers this.\n"
 
 
 def test_a_life_has_everything_of_a_completion(here: Whole) -> None:

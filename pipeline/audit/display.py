@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -62,7 +63,8 @@ def frame_table(rows: pl.DataFrame) -> Table:
     table = Table(title_justify="left")
     for name, dtype in rows.schema.items():
         is_id = name.endswith("_id") or name == "run"
-        table.add_column(name, justify="right" if dtype.is_numeric() else "left", no_wrap=is_id, overflow="fold")
+        justify: JustifyMethod = "right" if dtype.is_numeric() else "left"
+        table.add_column(Text(visible(name)), justify=justify, no_wrap=is_id, overflow="fold")
     for row in rows.iter_rows():
         table.add_row(*(_cell(value) for value in row))
     return table

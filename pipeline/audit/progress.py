@@ -54,7 +54,8 @@ def find_paying_terms(tables: Tables) -> pl.LazyFrame:
 def find_held_out(tables: Tables) -> pl.LazyFrame:
     """A row per iteration that was evaluated: training since the evaluation before it, beside what is held out.
 
-    `rises_alone` is where training rose by `RISE` or more since the first of these, and what is held out did not.
+    `rises_alone` is where training rose by `RISE` or more since the first of these, and what is held out did not: in
+    pass rate, or in reward where there are no verdicts.
     """
     after = tables["eval"].filter(pl.col("policy") == "after")
     problem = "no iteration among these was evaluated"
@@ -81,13 +82,15 @@ def find_held_out(tables: Tables) -> pl.LazyFrame:
     means = sums.select("run", "evaluated_at", *(_finite(name) for name in ("reward_mean", "pass_rate")))
     rows = held_out.join(means, left_on=INDEX, right_on=["run", "evaluated_at"], how="left")
     changed = rows.with_columns(
-        _change("pass_rate", "run").alias("pass_rate_change"),
-        _change("held_out_pass_rate", "run").alias("held_out_change"),
+        train=pl.coalesce("pass_rate", "reward_mean"), held_out=pl.coalesce("held_out_pass_rate", "held_out_reward")
+    ).with_columns(
+        _change("train", "run").alias("train_change"),
+        _change("held_out", "run").alias("held_out_change"),
     )
     return changed.select(
         *INDEX,
-        *("reward_mean", "held_out_reward", "pass_rate", "held_out_pass_rate", "pass_rate_change", "held_out_change"),
-        rises_alone=(pl.col("pass_rate_change") >= RISE) & (pl.col("held_out_change") < RISE),
+        *("reward_mean", "held_out_reward", "pass_rate", "held_out_pass_rate", "train_change", "held_out_change"),
+        rises_alone=(pl.col("train_change") >= RISE) & (pl.col("held_out_change") < RISE),
     )
 
 
@@ -98,6 +101,8 @@ def find_prompts(tables: Tables) -> pl.LazyFrame:
     before it, older groups decayed.
     """
     verdicts = tables["rewards"].filter(pl.col("is_correct").is_not_null())
+    problem = "no completion of these has a verdict"
+    need(has_rows(verdicts), "prompts", problem, "Give the prompts a verifier with prompts.verifier in params.yaml")
     groups = verdicts.group_by(*PROMPT).agg(n=pl.len(), correct=pl.col("is_correct").sum())
     latest = groups.filter(pl.col("iteration") == pl.col("iteration").max().over("run", "prompt_id"))
     before = tables["prompt_stats"].select(*PROMPT, "n_completions", "n_correct", "recent_pass_rate")

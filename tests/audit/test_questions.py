@@ -332,6 +332,16 @@ def test_questions_without_their_input_say_so() -> None:
         ask("held_out", frames)
     with pytest.raises(Unanswerable, match="nothing was trained on"):
         ask("token_mismatch", frames)
+    with pytest.raises(Unanswerable, match="no completion of these has a verdict"):
+        ask("prompts", plant([{"prompt": "a", "is_correct": None}]))
+
+
+def test_where_there_are_no_verdicts_rewards_are_compared() -> None:
+    evaluated = {"iteration": 0, "policy": "after", "prompt_id": "z", "completion_index": 0, "reward": 0.25}
+    frames = plant([{"prompt": "a", "reward": 0.75, "is_correct": None}], eval=[evaluated])
+    (row,) = ask("held_out", frames).rows(named=True)
+    assert (row["reward_mean"], row["held_out_reward"], row["pass_rate"]) == (0.75, 0.25, None)
+    assert (row["train_change"], row["held_out_change"], row["rises_alone"]) == (0.0, 0.0, False)
 
 
 # What all have in common ----------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_a_term_that_pays_while_correctness_stalls(repository: Repository) -> No
 def test_training_that_rises_alone(repository: Repository) -> None:
     rows = ask("held_out", tables(repository, "demo"))
     # Iterations 0 and 1 train for the evaluation of 1, and 2 and 3 for that of 3: (1 + 0 + 1 + 1) / 4 is 3/4.
-    columns = ["iteration", "pass_rate", "held_out_pass_rate", "pass_rate_change", "rises_alone"]
+    columns = ["iteration", "pass_rate", "held_out_pass_rate", "train_change", "rises_alone"]
     assert rows.select(columns).rows() == [(1, 0.5, 0.5, 0.0, False), (3, 0.75, 0.5, 0.25, True)]
     with pytest.raises(Unanswerable, match="no iteration among these was evaluated"):
         ask("held_out", tables(repository, "demo", iterations=(0, 0)))
