@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pipeline.audit import search
 from pipeline.audit.answer import answer
-from pipeline.audit.display import answer_table, count_line, frame_table, life_lines, visible
+from pipeline.audit.display import WIDEST, count_line, life_lines, print_rows, visible, without_implied
 from pipeline.audit.filters import parse_filter
 from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
@@ -33,8 +33,6 @@ from pipeline.versioning.runs import run_of_checkout
 
 DATA = Path("data")
 ROWS_SHOWN = 20
-MIN_WIDTH, PIPED_WIDTH = 100, 200
-"""Characters in a line: at least, and where the output is no terminal."""
 
 Runs = Annotated[
     list[str] | None,
@@ -119,7 +117,7 @@ def ask_sql(
         return
     console = _console()
     if rows.width:
-        console.print(frame_table(rows.head(ROWS_SHOWN)))
+        print_rows(rows.head(ROWS_SHOWN), console)
     cut = f"{ROWS_SHOWN} of {rows.height:,} rows; --csv or --json gives all." if rows.height > ROWS_SHOWN else ""
     console.print(cut or f"{rows.height:,} row{'' if rows.height == 1 else 's'}.")
 
@@ -138,7 +136,7 @@ def show(
         console.print(line, soft_wrap=True)
     for row in life.completions if tokens else []:
         console.print(f"\nTokens of {row['completion_id']}, log-probabilities in nats")
-        console.print(frame_table(token_table(tables, row["completion_id"])))
+        print_rows(token_table(tables, row["completion_id"]), console)
 
 
 def verify(
@@ -191,7 +189,7 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
     # As text: in markup, brackets of a regular expression would be tags.
     console.print(Text.assemble(question.asks, " ", (", ".join(tables.names), "dim")))
     if found.n_rows:
-        console.print(answer_table(found, has_many_runs))
+        print_rows(without_implied(found.rows, has_many_runs), console)
     console.print(count_line(found))
 
 
@@ -267,5 +265,4 @@ def _without_lists(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _console() -> Console:
     console = Console(highlight=False)
-    width = max(console.width, MIN_WIDTH) if console.is_terminal else PIPED_WIDTH
-    return Console(highlight=False, width=width)
+    return console if console.is_terminal else Console(highlight=False, width=WIDEST)

@@ -5,11 +5,11 @@ Models write what they like: whatever would act on a terminal, or hide, is shown
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich.console import JustifyMethod
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +20,9 @@ from pipeline.summary import MISSING, decimal, signed
 
 TEXT_CHARACTERS = 60
 """How much of a text a cell of a table shows."""
+
+WIDEST = 1_000
+"""Characters: no table is wider."""
 
 _IMPLIED = {
     "completion_id": ("group_id", "prompt_id", "iteration"),
@@ -50,12 +53,38 @@ def one_line(text: str, n_characters: int = TEXT_CHARACTERS) -> str:
     return f"{line[:half]} …{len(line) - 2 * half:,}… {line[-half:]}"
 
 
-def answer_table(answer: Answer, has_many_runs: bool) -> Table:
-    """The rows of an answer, each in a line where the terminal is wide enough."""
-    rows = answer.rows
+def without_implied(rows: pl.DataFrame, has_many_runs: bool) -> pl.DataFrame:
+    """`rows` without ids that another one holds."""
     implied = next((names for name, names in _IMPLIED.items() if name in rows.columns), ())
     left_out = {*implied, *(() if has_many_runs else ("run",))}
-    return frame_table(rows.select(name for name in rows.columns if name not in left_out))
+    return rows.select(name for name in rows.columns if name not in left_out)
+
+
+def print_rows(rows: pl.DataFrame, console: Console) -> None:
+    """Print `rows` as a table, or one below the other where the terminal is too narrow for it."""
+    table = frame_table(rows)
+    if console.measure(table, options=console.options.update(max_width=WIDEST)).maximum <= console.width:
+        console.print(table)
+        return
+    for row in rows.iter_rows(named=True):
+        console.print(record(row))
+
+
+def record(row: Mapping[str, Any]) -> Text:
+    r"""A row as a paragraph: its first column, numbers and words in a line, and each text in one of its own.
+
+    >>> print(record({"completion_id": "0000/ab/0", "reward": 1.0, "why": None, "completion_text": "It is\nnine."}))
+    0000/ab/0
+      reward 1, why –
+      completion_text: It is⏎nine.
+    """
+    first, *others = row
+    texts = [name for name in others if isinstance(row[name], str) and len(row[name].split()) > 1]
+    line = ", ".join(f"{name} {_cell(row[name])}" for name in others if name not in texts)
+    paragraphs = [f"  {line}"] if line else []
+    paragraphs += [f"  {name}: {_cell(row[name])}" for name in texts]
+    title = f"{_cell(row[first])}" if first.endswith("_id") else f"{first} {_cell(row[first])}"
+    return Text("\n").join([Text(title, style="bold"), *map(Text, paragraphs)])
 
 
 def frame_table(rows: pl.DataFrame) -> Table:
