@@ -24,7 +24,7 @@ from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
-from pipeline.audit.tables import Tables, folder_tables
+from pipeline.audit.tables import JoinedTables, Tables, folder_tables
 from pipeline.errors import BadInput, first_line
 from pipeline.integrity.verify import Problem, verify_checkout, verify_run
 from pipeline.versioning.git import git
@@ -32,11 +32,15 @@ from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import run_of_checkout
 
 DATA = Path("data")
+HERE = "."
+"""What `--run` calls the iteration in data/."""
 ROWS_SHOWN = 20
 
 Runs = Annotated[
     list[str] | None,
-    typer.Option("--run", help="A run, or one iteration such as demo/0003; again for several. Else data/ is asked."),
+    typer.Option(
+        "--run", help="A run, or an iteration such as demo/0003; again for several. Else data/, which is `.`."
+    ),
 ]
 Iterations = Annotated[str | None, typer.Option(help="Those from A to B, both included: A..B, or just A.")]
 Where = Annotated[str | None, typer.Option(help="Only rows of which this holds, as after WHERE in SQL.")]
@@ -204,8 +208,15 @@ def _damage_named() -> Iterator[None]:
 
 
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:
-    if runs or iterations:
-        return run_tables(runs or [_run_here()], _span(iterations))
+    if not runs and iterations is None:
+        return _tables_here()
+    named = [run for run in runs or [_run_here()] if run != HERE]
+    of_runs = [run_tables(named, _span(iterations))] if named else []
+    here = [_tables_here()] if HERE in (runs or []) else []
+    return JoinedTables([*of_runs, *here]) if here else of_runs[0]
+
+
+def _tables_here() -> Tables:
     if not (DATA / "rollouts.parquet").is_file():
         raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; --run NAME asks about a run")
     return folder_tables(DATA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -62,6 +62,31 @@ class IterationTables:
 
     def of_iterations(self, found: pl.DataFrame) -> Tables:
         return self
+
+
+class JoinedTables:
+    """The tables of each of `sources`, which are of different runs, as one."""
+
+    def __init__(self, sources: Sequence[Tables]) -> None:
+        self._sources = sources
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for source in self._sources for name in source.names)
+
+    def __getitem__(self, name: str) -> pl.LazyFrame:
+        return pl.concat([source[name] for source in self._sources], how="diagonal")
+
+    def distinct(self, name: str) -> pl.LazyFrame:
+        return pl.concat([source.distinct(name) for source in self._sources], how="diagonal")
+
+    def parts(self) -> Iterator[Tables]:
+        for source in self._sources:
+            yield from source.parts()
+
+    def of_iterations(self, found: pl.DataFrame) -> Tables:
+        named = set(found["run"])
+        return JoinedTables([source.of_iterations(found) for source in self._sources if named & set(source.names)])
 
 
 def folder_tables(data: Path) -> IterationTables:

@@ -13,6 +13,7 @@ from pipeline.audit.answer import answer
 from pipeline.audit.question import Unanswerable
 from pipeline.audit.registry import QUESTIONS
 from pipeline.audit.run_tables import RunTables, run_tables
+from pipeline.audit.tables import JoinedTables, frame_tables
 from pipeline.errors import BadInput
 from pipeline.history import scan_iterations
 from pipeline.tables import TABLES
@@ -132,6 +133,18 @@ def test_flips_are_of_completions_that_both_have(repository: Repository) -> None
     assert rows["completion_text"].to_list() == ["It is 2."]
     assert ask("flips", tables(repository, "demo/0002", "strict/0002")).height == 1
     assert ask("flips", tables(repository, "strict", "demo"))["reward_after"].to_list() == [1.0]
+
+
+def test_flips_before_a_commit(repository: Repository) -> None:
+    """What lies in data/ beside an iteration that is committed."""
+    edited = frame_tables(of_iteration(2, [1.0, 1.0], text="It is 2.", brevity=0.5))
+    rows = ask("flips", JoinedTables([tables(repository, "demo/0002"), edited]))
+    assert rows.select("run", "completion_id", "reward_before", "reward_after", "completion_text").rows() == [
+        ("data", "0002/a/1", 0.0, 1.0, "It is 2.")
+    ]
+    both = ask("highest", JoinedTables([tables(repository, "demo/0002"), edited]))
+    assert both.select("run", "reward").rows() == [("demo", 1.0), ("data", 1.0), ("data", 1.0), ("demo", 0.0)]
+    assert both["reward_format"].to_list() == [0.5, None, None, 0.5]
 
 
 def test_gold_is_that_of_the_iteration(repository: Repository) -> None:
