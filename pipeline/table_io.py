@@ -53,7 +53,7 @@ def scan_table(path: Path, table: Table, columns: list[str] | None = None) -> pl
     for _ in read_batches(path, table, columns):
         pass
     # Statistics have no checksum, and a damaged one would make a filter skip rows.
-    lazy = pl.scan_parquet(path, use_statistics=False)
+    lazy = pl.scan_parquet(path, use_statistics=False, glob=False)
     return lazy if columns is None else lazy.select(columns)
 
 
@@ -77,6 +77,16 @@ def read_batches(path: Path, table: Table, columns: list[str] | None = None) -> 
         yield batch
     if n_rows == 0:
         check_table(table.empty(), table, str(path))
+
+
+def open_table(path: Path, table: Table) -> pl.LazyFrame:
+    """A lazy read of the table at `path` whose columns alone were checked, for questions that want a few of them.
+
+    Raises:
+        BadInput: the file is missing, can't be read, or has other columns than `table`.
+    """
+    _open_table(path, table)
+    return pl.scan_parquet(path, use_statistics=False, glob=False)
 
 
 def table_metadata(path: Path) -> dict[str, str]:
@@ -159,7 +169,7 @@ def _open_table(path: Path, table: Table) -> None:
             str(path), f"there is no such file, and it holds the table {table.name}", "Run `dvc repro` to make it"
         )
     with _damage_named(path):
-        schema = pl.scan_parquet(path).collect_schema()
+        schema = pl.scan_parquet(path, glob=False).collect_schema()
     version = table_metadata(path).get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         remedy = "Run the stage that makes it again, or use the release that wrote it"
