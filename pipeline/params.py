@@ -11,19 +11,17 @@ from ruamel.yaml.error import YAMLError
 
 from pipeline.errors import BadInput
 from pipeline.params_errors import explain
+from pipeline.params_report import HealthParams, OnHealth, OnHealthParams, ReportParams
 from pipeline.params_sections import (
     BaseModelParams,
     EvaluateParams,
     FilterParams,
     MathParams,
     Natural,
-    OnHealth,
-    OnHealthParams,
     PromptSource,
     PromptsParams,
     ReasoningGymParams,
     ReasoningGymTask,
-    ReportParams,
     RolloutParams,
     SamplingParams,
     ScoreParams,
@@ -40,6 +38,7 @@ __all__ = [
     "WHERE_SOURCES_LIVE",
     "BaseModelParams",
     "FilterParams",
+    "HealthParams",
     "LoraParams",
     "MathParams",
     "NormalizeParams",

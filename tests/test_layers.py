@@ -31,6 +31,7 @@ PLUMBING = {
     "pipeline/metrics.py",
     "pipeline/params.py",
     "pipeline/params_errors.py",
+    "pipeline/params_report.py",
     "pipeline/params_sections.py",
     "pipeline/params_training.py",
     "pipeline/presets.py",

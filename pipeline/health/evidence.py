@@ -1,0 +1,57 @@
+"""What the rules look at: the metrics, history and tables of one iteration, and the rows they point at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from pipeline.health.finding import Finding, Rows
+from pipeline.history_rows import HistoryRow, history_row
+from pipeline.metrics import Metrics
+
+N_IDS = 5
+"""How many rows a finding names."""
+
+Tables = Mapping[str, pl.LazyFrame]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All of one iteration that a rule may look at.
+
+    `history` has a row per iteration before this one, oldest first. `tables` maps names to the rows of this iteration:
+    rollouts (with `n_tokens` in place of the token lists), rewards, groups, train_steps, training_set and
+    token_logprobs.
+    """
+
+    iteration: int
+    metrics: Metrics
+    history: list[HistoryRow]
+    tables: Tables
+
+    @property
+    def rows(self) -> list[HistoryRow]:
+        """The history with the row of this iteration at its end."""
+        return [*self.history, history_row(self.iteration, self.metrics)]
+
+
+def sql_command(query: str) -> str:
+    """The command that runs `query` over the tables.
+
+    >>> sql_command("select step from train_steps")
+    'rollbook sql "select step from train_steps"'
+    """
+    return f'rollbook sql "{query}"'
+
+
+def point_at(finding: Finding, evidence: Evidence, query: str, noun: str = "") -> Finding:
+    """`finding` with the rows that the SQL `query` finds, whose first column names them after `noun`."""
+    command = sql_command(query)
+    if finding.level == "ok":
+        return dataclasses.replace(finding, rows=Rows(command))
+    found = pl.SQLContext(dict(evidence.tables)).execute(query).collect().to_series(0)
+    ids = tuple(f"{noun} {value}".lstrip() for value in found.head(N_IDS))
+    return dataclasses.replace(finding, rows=Rows(command, found.len(), ids))
