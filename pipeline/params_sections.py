@@ -1,4 +1,6 @@
-"""The sections of params.yaml but `normalize`, `training` and `report`: one class each, unknown keys refused, units in the names.
+"""The sections of params.yaml, one class each: unknown keys are refused, and names have their units.
+
+`normalize` and `training` are in `params_training`, `report` is in `params_report`.
 
 A section has the name of the stage that reads it, but for `base_model` (base), `sampling` (rollout, update, evaluate).
 """

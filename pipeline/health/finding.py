@@ -47,6 +47,11 @@ class Finding:
         """Whether it is a warning that params.yaml doesn't ignore."""
         return self.level == "warn" and self.action != "ignore"
 
+    @property
+    def is_ok(self) -> bool:
+        """Whether the rule holds, or params.yaml ignores it."""
+        return self.level == "ok" or self.action == "ignore"
+
 
 @dataclass(frozen=True)
 class Limit:

@@ -65,4 +65,5 @@ def step_mean(evidence: Evidence, key: str, why_null: str) -> Any:
 
 
 def _steps(evidence: Evidence, column: str, condition: str, order: str) -> str:
-    return f"select step, {column} from train_steps where iteration = {evidence.iteration} and {condition} order by {order}"
+    where = f"iteration = {evidence.iteration} and {condition}"
+    return f"select step, {column} from train_steps where {where} order by {order}"

@@ -74,7 +74,7 @@ def curve_chart(
     if long.height == 0:
         return None
     long = long.with_columns(pl.col("part").replace_strict(columns))
-    colors = dict(zip(columns.values(), ("var(--accent)", "var(--second)"), strict=False))
+    colors = dict(zip(columns.values(), ("var(--accent)", "var(--second)", "var(--faint)"), strict=False))
     color = _color(colors, long["part"], has_legend=len(columns) > 1)
     x, y = _iteration_axis(frame["iteration"]), _value_axis(frame.drop("iteration"))
     line = alt.Chart(long).mark_line(point=len(history) <= MAX_POINTS).encode(x, y, color)

@@ -1,0 +1,18 @@
+/* The group browser: filter, search, sort, compare and link the completions that the page holds.
+ *
+ * The files of this folder are one module, in the order of their names. What a model wrote is data: it comes as JSON,
+ * and nothing here builds markup from a string. The page's Content-Security-Policy admits this script by its hash and
+ * no other.
+ */
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const GROUPS_AT_A_TIME = 10;
+
+/** One row per completion: its own columns and, under their names, those of its group. */
+const rows = data.groups.flatMap((group) => group.completions.map((completion) => ({ ...scalars(group), ...completion })));
+const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))].sort();
+const state = { conditions: [], pattern: null, sort: "", isDescending: true, nShown: GROUPS_AT_A_TIME };
+
+function scalars(group) {
+  return Object.fromEntries(Object.entries(group).filter(([, value]) => value === null || typeof value !== "object"));
+}
