@@ -36,11 +36,8 @@ def choose_groups(tables: Tables, n_per_kind: int, first: Sequence[str] = (), wh
     order = ["mixed", *(name for name in Outcome.categories if name != "mixed")]
     ranked = groups.with_columns(rank=pl.col("outcome").cast(pl.String).replace_strict(order, range(len(order))))
     if n_completions <= MAX_COMPLETIONS:
-        by_outcome = ranked.sort("rank", "group_id")["group_id"].to_list()
-        known = set(by_outcome)
-        leading = [group for group in dict.fromkeys(first) if group in known]
         note = f"All {groups.height:,} groups, {n_completions:,} completions"
-        return Choice([*dict.fromkeys([*leading, *by_outcome])], note, True)
+        return Choice(ranked.sort("rank", "group_id", descending=[False, True])["group_id"].to_list(), note, True)
     kinds = _kinds(groups, _extremes(tables), order, n_per_kind)
     return _take(groups, {why_first: list(dict.fromkeys(first)), **kinds}, n_per_kind)
 

@@ -91,15 +91,20 @@ def _completions_of(tables: Tables, groups: pl.DataFrame) -> dict[str, list[dict
         .with_columns(n_characters=pl.col("completion_text").str.len_chars())
         .join(rewards, "completion_id", "left")
         .join(advantages, "completion_id", "left")
+        .pipe(_with_counterparts, tables)
         .sort(["reward", "completion_index"], descending=[True, False], nulls_last=True)
         .collect()
     )
     limit = fair_limit(found["n_characters"].to_list(), MAX_PAGE_CHARACTERS)
-    found = found.with_columns(pl.col("completion_text").str.slice(0, limit))
+    found = found.with_columns(pl.col("^(completion|against)_text$").str.slice(0, limit))
     by_group: dict[str, list[dict[str, Any]]] = {group_id: [] for group_id in groups["group_id"]}
     for row in found.iter_rows(named=True):
         by_group[row.pop("group_id")].append(_finite_only(row))
     return by_group
+
+
+def _with_counterparts(completions: pl.LazyFrame, tables: Tables) -> pl.LazyFrame:
+    return completions.join(tables["against"], "completion_id", "left") if "against" in tables else completions
 
 
 def fair_limit(lengths: Iterable[int], budget: int, limit: int = MAX_TEXT_CHARACTERS) -> int:

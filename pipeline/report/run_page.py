@@ -1,0 +1,141 @@
+"""The page of a run: verdicts and curves over its iterations, and groups of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.history_rows import HistoryRow
+from pipeline.report.against import Against
+from pipeline.report.choice import Tables, choose_groups
+from pipeline.report.embedding import embed_groups
+from pipeline.report.page import draw_curves
+from pipeline.report.template import make_browser, render
+from pipeline.versioning.runs import Iteration
+
+MAX_ITERATIONS_BROWSED = 12
+"""Groups come from so many iterations of a run, the first and the last among them."""
+
+MAX_CELLS = 120
+"""How many iterations the table of verdicts has a cell for."""
+
+MAX_ROWS = 40
+"""How many iterations are listed with their numbers."""
+
+COLUMNS = {
+    "pass rate": "pass_rate",
+    "held-out pass@1": "eval_pass_at_1",
+    "reward": "reward_mean",
+    "KL": "kl",
+    "entropy": "entropy",
+    "clip fraction": "clip_fraction",
+    "groups kept": "n_kept",
+    "tokens": "completion_tokens_mean",
+}
+"""Heading -> column of the history."""
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """What the page is made of.
+
+    `history` and `health` have an entry per iteration of `iterations`, in their order; the latter is what
+    `data/health.json` holds, None where a commit has none. `tables` has the rows of `browsed` alone.
+    """
+
+    name: str
+    iterations: list[Iteration]
+    history: list[HistoryRow]
+    health: list[dict[str, Any] | None]
+    browsed: list[Iteration]
+    tables: Tables
+    groups_per_outcome: int
+    against_name: str = ""
+    against: Against | None = None
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule over the iterations: `cells` has the level in each, and `last` the finding where it last was broken."""
+
+    rule: str
+    cells: list[tuple[str, str]]
+    n_broken: int
+    last: dict[str, Any]
+    last_iteration: int
+
+
+def render_run(given: RunInput) -> str:
+    """The page as HTML, complete in itself."""
+    rows = rule_rows(given.iterations, given.health)
+    values = {
+        "given": given,
+        "rules": rows,
+        "level": (given.health[-1] or {}).get("level", "ok"),
+        "verdict": _verdict(given, rows),
+        "n_cells": min(len(given.iterations), MAX_CELLS),
+        "curves": draw_curves(given.history),
+        "columns": COLUMNS,
+        "rows": list(zip(given.iterations, given.history, given.health, strict=True))[: -MAX_ROWS - 1 : -1],
+    }
+    tables, first = given.tables, list[str]()
+    if given.against:
+        tables, first = {**tables, "against": given.against.table}, given.against.groups_by_flips
+    choice = choose_groups(tables, given.groups_per_outcome, first, "with the most flips")
+    groups = embed_groups(tables, choice.group_ids)
+    last = given.browsed[-1]
+    rest = f'rollbook sql --run {last.run} "select * from rollouts where iteration = {last.number}"'
+    note = given.against.note if given.against else ""
+    browser = make_browser(choice, groups, rest, given.against_name, note)
+    return render("run.html.j2", browser, {**values, "browsed_note": browsed_note(given)})
+
+
+def spread(iterations: Sequence[Iteration], n: int = MAX_ITERATIONS_BROWSED) -> list[Iteration]:
+    """At most `n` of `iterations`, evenly spread, with the first and the last.
+
+    >>> [one.number for one in spread([Iteration("demo", number, "") for number in range(10)], 4)]
+    [0, 3, 6, 9]
+    """
+    if len(iterations) <= n:
+        return list(iterations)
+    return [iterations[round(place * (len(iterations) - 1) / (n - 1))] for place in range(n)]
+
+
+def browsed_note(given: RunInput) -> str:
+    """Of which iterations the page has groups; empty where it is all."""
+    if len(given.browsed) == len(given.iterations):
+        return ""
+    numbers = ", ".join(str(iteration.number) for iteration in given.browsed)
+    some = f"rollbook report {given.iterations[-1].run}/{given.iterations[-1].number:04d}"
+    return f"Groups of {len(given.browsed)} of {len(given.iterations)} iterations: {numbers}. Another one: {some}"
+
+
+def rule_rows(iterations: list[Iteration], health: list[dict[str, Any] | None]) -> list[RuleRow]:
+    """The rules that were broken or watched in any iteration, those broken most often first."""
+    found: dict[str, RuleRow] = {}
+    for place, one in enumerate(health):
+        for finding in (one or {}).get("findings", []):
+            if finding["level"] == "ok" or finding["action"] == "ignore":
+                continue
+            rule, number = finding["rule"], iterations[place].number
+            n = found[rule].n_broken if rule in found else 0
+            found[rule] = RuleRow(rule, _cells(rule, iterations, health), n + 1, finding, number)
+    return sorted(found.values(), key=lambda row: (row.last["level"] != "warn", -row.n_broken))
+
+
+def _cells(rule: str, iterations: list[Iteration], health: list[dict[str, Any] | None]) -> list[tuple[str, str]]:
+    """Level and title of each of the last iterations."""
+    cells = []
+    for iteration, one in list(zip(iterations, health, strict=True))[-MAX_CELLS:]:
+        findings = {finding["rule"]: finding for finding in (one or {}).get("findings", [])}
+        finding = findings.get(rule)
+        cells.append((finding["level"], f"{iteration.name}: {finding['message']}") if finding else ("none", ""))
+    return cells
+
+
+def _verdict(given: RunInput, rows: list[RuleRow]) -> str:
+    warned = [row.rule for row in rows if row.last["level"] == "warn"]
+    n = len(given.iterations)
+    span = "1 iteration" if n == 1 else f"{n:,} iterations"
+    return f"{span}, {len(warned)} rules have warned" if warned else f"{span}, no rule has warned"
