@@ -24,6 +24,19 @@ INDEX: dict[str, PolarsType] = {"run": pl.String, "iteration": pl.UInt32, "commi
 
 
 @dataclass(frozen=True)
+class RunIteration:
+    """An iteration as one of `run`, which may have taken it over from the run it left."""
+
+    run: str
+    iteration: Iteration
+
+    @property
+    def name(self) -> str:
+        """As it is asked for: `strict/0001`, be it made by another run."""
+        return tag_name(self.run, self.iteration.number)
+
+
+@dataclass(frozen=True)
 class _Source:
     """The object that holds a table of an iteration of `run`."""
 
@@ -54,8 +67,29 @@ def scan(
         BadInput: there is no such table, run or iteration; an object is missing or damaged, or of another schema.
     """
     repository = repo or Repository.find()
+    return scan_iterations(table, find_iterations(repository, runs, iterations), repo=repository)
+
+
+def find_iterations(
+    repository: Repository, runs: Sequence[str], iterations: tuple[int, int] | None = None
+) -> list[RunIteration]:
+    """The iterations that `runs` and `iterations` name, as `scan` takes them, each once and in the order of `runs`.
+
+    Raises:
+        BadInput: there is no such run or iteration.
+    """
+    asked = {
+        (run, iteration.number): iteration
+        for run, iteration in _iterations(repository, runs)
+        if iterations is None or iterations[0] <= iteration.number <= iterations[1]
+    }
+    return [RunIteration(run, iteration) for (run, _), iteration in asked.items()]
+
+
+def scan_iterations(table: str, iterations: Sequence[RunIteration], *, repo: Repository | None = None) -> pl.LazyFrame:
+    """As `scan`, of iterations that `find_iterations` found."""
     wanted = _table(table)
-    sources = _sources(repository, wanted, runs, iterations)
+    sources = _sources(repo or Repository.find(), wanted, iterations)
     if not sources:
         return pl.LazyFrame(schema={**INDEX, **wanted.schema})
     files = {source.object: source for source in sources}
@@ -91,24 +125,17 @@ def _table(name: str) -> Table:
     return TABLES[name]
 
 
-def _sources(
-    repository: Repository, table: Table, runs: Sequence[str], iterations: tuple[int, int] | None
-) -> list[_Source]:
-    """Where `table` is for every iteration that is asked for, each once, in the order of `runs`."""
-    asked = {
-        (run, iteration.number): iteration
-        for run, iteration in _iterations(repository, runs)
-        if iterations is None or iterations[0] <= iteration.number <= iterations[1]
-    }
+def _sources(repository: Repository, table: Table, iterations: Sequence[RunIteration]) -> list[_Source]:
+    """Where `table` is for each of `iterations`, in their order."""
     path = f"data/{table.name}.parquet"
     cache_dir = repository.cache_dir
-    locks = read_locks([iteration.commit for iteration in asked.values()], repository.root)
+    locks = read_locks([one.iteration.commit for one in iterations], repository.root)
     sources = []
-    for ((run, number), iteration), lock in zip(asked.items(), locks, strict=True):
+    for one, lock in zip(iterations, locks, strict=True):
         if path not in lock:
             problem = f"its {LOCKFILE} has no {path}"
-            raise BadInput(f"{table.name} of {tag_name(run, number)}", problem, "Name iterations that have the table")
-        sources.append(_Source(run, iteration, lock[path], object_path(cache_dir, lock[path].md5)))
+            raise BadInput(f"{table.name} of {one.name}", problem, "Name iterations that have the table")
+        sources.append(_Source(one.run, one.iteration, lock[path], object_path(cache_dir, lock[path].md5)))
         _check_object(table, sources[-1])
     return sources
 

@@ -64,6 +64,16 @@ def scan_table(path: Path, table: Table, columns: list[str] | None = None) -> pl
     return lazy if columns is None else lazy.select(columns)
 
 
+def open_table(path: Path, table: Table) -> pl.LazyFrame:
+    """A lazy read of the table at `path` whose columns alone were checked, for questions that want a few of them.
+
+    Raises:
+        BadInput: the file is missing, can't be read, or has other columns than `table`.
+    """
+    _open_table(path, table)
+    return pl.scan_parquet(path, use_statistics=False, glob=False)
+
+
 def table_metadata(path: Path) -> dict[str, str]:
     """The key-value metadata that `write_table` put into the file at `path`."""
     with _damage_named(path):

@@ -1,0 +1,26 @@
+"""All questions, by name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from pipeline.audit import groups, progress, rewards, texts, training
+from pipeline.audit.question import Question
+from pipeline.errors import BadInput
+
+QUESTIONS: dict[str, Question] = {
+    question.name: question for module in (rewards, groups, texts, progress, training) for question in module.QUESTIONS
+}
+
+
+def question_named(name: str) -> Question:
+    """The question `name`.
+
+    Raises:
+        BadInput: there is none; the message names the nearest.
+    """
+    if name not in QUESTIONS:
+        near = get_close_matches(name, QUESTIONS, n=1)
+        remedy = f"Did you mean {near[0]}" if near else "`rollbook audit` lists them"
+        raise BadInput(f"audit {name}", "there is no such question", remedy)
+    return QUESTIONS[name]
