@@ -1,6 +1,6 @@
 """Rules on the texts: cut off, empty, or going round in circles.
 
-A text is repetitive where zlib makes it smaller by more than `repetitive_compression_ratio`. Whisper (openai/whisper,
+A text repeats itself where zlib makes it smaller by more than `repetitive_compression_ratio`. Whisper (openai/whisper,
 `transcribe.py`) gives up on a transcript of half a minute at 2.4; longer texts and mathematics compress better, hence
 the higher ratio here.
 """
@@ -8,16 +8,13 @@ the higher ratio here.
 from __future__ import annotations
 
 import dataclasses
-import zlib
 
 import polars as pl
 
+from pipeline.audit.measures import compression_ratio
 from pipeline.health.evidence import N_IDS, Evidence, point_at
 from pipeline.health.finding import Finding, Limit, Rows, bounded
 from pipeline.params import HealthParams
-
-SHORTEST_BYTES = 64
-"""A shorter text says nothing by how well it compresses."""
 
 
 def completions_finish(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -50,36 +47,21 @@ def completions_not_empty(evidence: Evidence, limits: HealthParams) -> Finding:
 
 def completions_not_repetitive(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where more than `max_repetitive_fraction` of the completions repeat themselves."""
-    is_repetitive = pl.col("completion_text").map_batches(
-        lambda texts: _are_repetitive(texts, limits.repetitive_compression_ratio), return_dtype=pl.Boolean
-    )
-    judged = evidence.tables["rollouts"].select("completion_id", is_repetitive=is_repetitive).collect()
+    ratio = compression_ratio(pl.col("completion_text")).fill_null(1.0)
+    ratios = evidence.tables["rollouts"].select("completion_id", ratio=ratio).collect()
+    repetitive = ratios.filter(pl.col("ratio") > limits.repetitive_compression_ratio)
     finding = bounded(
         "completions_not_repetitive",
         "fraction of completions that repeat themselves",
-        judged["is_repetitive"].mean(),
+        repetitive.height / ratios.height,
         Limit(limits.max_repetitive_fraction),
         "The policy degenerates, or repeating pays: see their rewards, lower training.learning_rate",
     )
-    rows = Rows(f"rollbook audit repetition --iterations {evidence.iteration}")
+    rows = Rows(f'rollbook audit repeats --where "compression_ratio > {limits.repetitive_compression_ratio:g}"')
     if finding.level != "ok":
-        found = judged.filter("is_repetitive")["completion_id"].sort()
+        found = repetitive.sort("ratio", "completion_id", descending=[True, False])["completion_id"]
         rows = dataclasses.replace(rows, n=found.len(), ids=tuple(found.head(N_IDS)))
     return dataclasses.replace(finding, rows=rows)
-
-
-def compression_ratio(text: str) -> float:
-    """How many times smaller zlib makes `text`; 1 for a text too short to say.
-
-    >>> compression_ratio("Four."), round(compression_ratio("So it is four. " * 20))
-    (1.0, 12)
-    """
-    content = text.encode()
-    return len(content) / len(zlib.compress(content)) if len(content) >= SHORTEST_BYTES else 1.0
-
-
-def _are_repetitive(texts: pl.Series, ratio: float) -> pl.Series:
-    return pl.Series([compression_ratio(text) > ratio for text in texts], dtype=pl.Boolean)
 
 
 def _completions(evidence: Evidence, condition: str) -> str:

@@ -38,13 +38,27 @@ class Evidence:
         return [*self.history, history_row(self.iteration, self.metrics)]
 
 
-def sql_command(query: str) -> str:
-    """The command that runs `query` over the tables.
+def sql_command(query: str, iterations: tuple[int, int] | None = None) -> str:
+    """The command that runs `query` over the tables of the iteration at hand, or over those from one to another.
 
-    >>> sql_command("select step from train_steps")
-    'rollbook sql "select step from train_steps"'
+    >>> sql_command("select step from train_steps", (0, 9))
+    'rollbook sql --iterations 0..9 "select step from train_steps"'
     """
-    return f'rollbook sql "{query}"'
+    span = f"--iterations {iterations[0]}..{iterations[1]} " if iterations else ""
+    return f'rollbook sql {span}"{query}"'
+
+
+def asked_of(command: str, run: str, iteration: int) -> str:
+    """The command of a finding of `iteration`, to be asked from anywhere in the repository.
+
+    >>> asked_of("rollbook audit tokens", "demo", 3)
+    'rollbook audit --run demo/0003 tokens'
+    """
+    tool, _, rest = command.removeprefix("rollbook ").partition(" ")
+    if not command.startswith("rollbook "):
+        return command
+    where = run if rest.startswith("--iterations") else f"{run}/{iteration:04d}"
+    return f"rollbook {tool} --run {where} {rest}"
 
 
 def point_at(finding: Finding, evidence: Evidence, query: str, noun: str = "") -> Finding:

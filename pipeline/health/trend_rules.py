@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from pipeline.health.evidence import Evidence, sql_command
+from pipeline.health.evidence import N_IDS, Evidence, sql_command
 from pipeline.health.finding import Finding, Rows, holds
 from pipeline.history_rows import HistoryRow
 from pipeline.params import HealthParams
@@ -53,7 +53,8 @@ def length_steady(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, abs(drift))
     advice = "Read some of the longest and shortest completions: does length pay, or does the policy give up early?"
     finding = Finding(name, "warn", abs(drift), limit, message, advice)
-    return _over_iterations(finding, evidence, n, "rollouts", "avg(array_length(completion_token_ids)) as tokens")
+    tokens = "avg(array_length(completion_token_ids)) as tokens"
+    return _over_iterations(finding, evidence, n, _means("rollouts", tokens))
 
 
 def kl_keeps_pace(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -72,7 +73,7 @@ def kl_keeps_pace(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, kl.growth)
     advice = "The policy moves away from the reference fast: read what is rewarded now, raise training.kl_coefficient"
     finding = Finding(name, "warn", kl.growth, limit, f"{message}: it drifts", advice)
-    return _over_iterations(finding, evidence, limits.trend.n_iterations, "train_steps", "avg(kl) as kl")
+    return _over_iterations(finding, evidence, limits.trend.n_iterations, _means("train_steps", "avg(kl) as kl"))
 
 
 def training_moves(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -92,7 +93,7 @@ def training_moves(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, moved)
     advice = "Lower training.kl_coefficient, raise training.learning_rate, or give it easier prompts"
     finding = Finding(name, "warn", moved, limit, f"{message}: it is stuck", advice)
-    return _over_iterations(finding, evidence, limits.trend.n_iterations, "train_steps", "avg(kl) as kl")
+    return _over_iterations(finding, evidence, limits.trend.n_iterations, _means("train_steps", "avg(kl) as kl"))
 
 
 def length_earns(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -111,8 +112,7 @@ def length_earns(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, max(grown, 0.0))
     advice = "Does the reward pay for words? Compare length and reward within groups; try loss dr_grpo or a length term"
     finding = Finding(name, "warn", grown, limit, f"{message}: words without a gain", advice)
-    columns = "avg(array_length(completion_token_ids)) as tokens"
-    return _over_iterations(finding, evidence, limits.trend.n_iterations, "rollouts", columns)
+    return _over_iterations(finding, evidence, limits.trend.n_iterations, "length")
 
 
 def held_out_follows(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -140,8 +140,7 @@ def held_out_follows(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, max(fall, 0.0))
     advice = "The policy learns what the training prompts reward, not the task: read the best completions for a hack"
     finding = Finding(name, "warn", fall, limit, f"{message}: likely a hack", advice)
-    column = "avg(cast(is_correct as double)) as pass_rate"
-    return _over_iterations(finding, evidence, measured[-1] - measured[-2], "eval", column)
+    return _over_iterations(finding, evidence, measured[-1] - measured[-2], "held-out")
 
 
 def _change(evidence: Evidence, column: str, n: int) -> Change | None:
@@ -159,9 +158,17 @@ def _too_short(what: str, limits: HealthParams) -> str:
     return f"{what} are not compared: that takes {2 * limits.trend.n_iterations} iterations that have both"
 
 
-def _over_iterations(finding: Finding, evidence: Evidence, n: int, table: str, columns: str) -> Finding:
-    """`finding` with the last `n` iterations as the rows behind it, and a query that shows these and the `n` before."""
-    first = max(evidence.iteration - 2 * n + 1, 0)
-    query = f"select iteration, {columns} from {table} where iteration >= {first} group by iteration order by iteration"
+def _over_iterations(finding: Finding, evidence: Evidence, n: int, question: str) -> Finding:
+    """`finding` with the last `n` iterations as the rows behind it; `question` is a named one, or SQL.
+
+    It is asked of these iterations and the `n` before.
+    """
+    span = (max(evidence.iteration - 2 * n + 1, 0), evidence.iteration)
+    named = f"rollbook audit --iterations {span[0]}..{span[1]} {question}"
+    query = sql_command(question, span) if question.startswith("select ") else named
     ids = tuple(f"iteration {row['iteration']}" for row in evidence.rows[-n:])
-    return dataclasses.replace(finding, rows=Rows(sql_command(query), len(ids), ids))
+    return dataclasses.replace(finding, rows=Rows(query, len(ids), ids[-N_IDS:]))
+
+
+def _means(table: str, mean: str) -> str:
+    return f"select iteration, {mean} from {table} group by iteration order by iteration"

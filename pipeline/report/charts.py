@@ -6,6 +6,7 @@ Colours are CSS variables of the page, which has a light and a dark scheme.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import altair as alt
 import polars as pl
@@ -63,7 +64,10 @@ def length_chart(rollouts: pl.LazyFrame) -> Markup:
 
 
 def curve_chart(
-    history: list[HistoryRow], columns: dict[str, str], band: tuple[str, str] | None = None
+    history: list[HistoryRow],
+    columns: dict[str, str],
+    band: tuple[str, str] | None = None,
+    colors: Sequence[str] = ("var(--accent)", "var(--second)"),
 ) -> Markup | None:
     """`columns` (name in the history -> name in the legend) over the iterations; None where all are null.
 
@@ -74,8 +78,7 @@ def curve_chart(
     if long.height == 0:
         return None
     long = long.with_columns(pl.col("part").replace_strict(columns))
-    colors = dict(zip(columns.values(), ("var(--accent)", "var(--second)", "var(--faint)"), strict=False))
-    color = _color(colors, long["part"], has_legend=len(columns) > 1)
+    color = _color(dict(zip(columns.values(), colors, strict=False)), long["part"], has_legend=len(columns) > 1)
     x, y = _iteration_axis(frame["iteration"]), _value_axis(frame.drop("iteration"))
     line = alt.Chart(long).mark_line(point=len(history) <= MAX_POINTS).encode(x, y, color)
     if band is None or frame.drop_nulls(band).height == 0:

@@ -13,6 +13,8 @@ MAX_COMPLETIONS = 2_000
 """A page holds all groups while they have at most this many completions together."""
 
 Tables = Mapping[str, pl.LazyFrame]
+Kinds = Mapping[str, Sequence[str]]
+"""A kind of group in words -> the ids of its groups, in order."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,12 @@ class Choice:
     is_everything: bool
 
 
-def choose_groups(tables: Tables, n_per_kind: int, first: Sequence[str] = (), why_first: str = "") -> Choice:
+def choose_groups(tables: Tables, n_per_kind: int, first: Kinds | None = None, last: Kinds | None = None) -> Choice:
     """All groups, mixed ones first, or `n_per_kind` of each kind where all would be too many for a page.
 
     The kinds are each outcome, the latest first, then the groups with the highest and lowest reward, the longest
-    completion and the most completions cut off. A group is there once, by the first kind that takes it. The groups
-    `first` come before all, since `why_first`. `tables` has groups, rewards and rollouts.
+    completion and the most completions cut off; kinds `first` come before and `last` after these. A group is there
+    once, by the first kind that takes it. `tables` has groups, rewards and rollouts.
     """
     groups = tables["groups"].select("group_id", "outcome", "group_size", "n_truncated").collect()
     n_completions = int(groups["group_size"].sum())
@@ -37,9 +39,11 @@ def choose_groups(tables: Tables, n_per_kind: int, first: Sequence[str] = (), wh
     ranked = groups.with_columns(rank=pl.col("outcome").cast(pl.String).replace_strict(order, range(len(order))))
     if n_completions <= MAX_COMPLETIONS:
         note = f"All {groups.height:,} groups, {n_completions:,} completions"
-        return Choice(ranked.sort("rank", "group_id", descending=[False, True])["group_id"].to_list(), note, True)
+        leading = [group for groups_of_kind in (first or {}).values() for group in groups_of_kind]
+        by_outcome = ranked.sort("rank", "group_id", descending=[False, True])["group_id"]
+        return Choice(list(dict.fromkeys([*leading, *by_outcome])), note, True)
     kinds = _kinds(groups, _extremes(tables), order, n_per_kind)
-    return _take(groups, {why_first: list(dict.fromkeys(first)), **kinds}, n_per_kind)
+    return _take(groups, {**(first or {}), **kinds, **(last or {})}, n_per_kind)
 
 
 def _extremes(tables: Tables) -> pl.DataFrame:
@@ -68,12 +72,12 @@ def _kinds(groups: pl.DataFrame, extremes: pl.DataFrame, outcomes: list[str], n:
     return kinds
 
 
-def _take(groups: pl.DataFrame, kinds: dict[str, list[str]], n_per_kind: int) -> Choice:
+def _take(groups: pl.DataFrame, kinds: Kinds, n_per_kind: int) -> Choice:
     sizes = dict(groups.select("group_id", "group_size").iter_rows())
     taken: dict[str, None] = {}
     counts: list[str] = []
     for kind, candidates in kinds.items():
-        own = [group for group in candidates if group in sizes and group not in taken][:n_per_kind]
+        own = [group for group in dict.fromkeys(candidates) if group in sizes and group not in taken][:n_per_kind]
         taken |= dict.fromkeys(own)
         counts += [f"{len(own):,} {kind}"] if own else []
     n_held, n_all = sum(sizes[group] for group in taken), sum(sizes.values())

@@ -60,7 +60,8 @@ def render_report(given: ReportInput) -> str:
         "why_no_step": why_no_step(metrics),
         "stages": _stage_rows(metrics),
     }
-    choice = choose_groups(given.tables, given.groups_per_outcome, groups_named(given.findings), "that a rule names")
+    named = {"that a rule names": groups_named(given.findings)}
+    choice = choose_groups(given.tables, given.groups_per_outcome, last=named)
     groups = embed_groups(given.tables, choice.group_ids)
     rest = sql_command(f"select * from rollouts where iteration = {given.iteration}")
     return render("iteration.html.j2", make_browser(choice, groups, rest), values)
@@ -97,7 +98,7 @@ def draw_curves(history: list[HistoryRow]) -> dict[str, Markup]:
         "Pass rate": charts.curve_chart(history, pass_rates, band),
         "Reward": charts.curve_chart(history, {"reward_mean": "mean reward"}),
         "KL to the reference": charts.curve_chart(history, {"kl": "nats per token"}),
-        "Groups": charts.curve_chart(history, outcomes),
+        "Groups": charts.curve_chart(history, outcomes, colors=("var(--accent)", "var(--good)", "var(--bad)")),
         "Entropy": charts.curve_chart(history, {"entropy": "nats per token"}),
         "Clip fraction": charts.curve_chart(history, {"clip_fraction": "fraction"}),
         "Completion tokens": charts.curve_chart(history, {"completion_tokens_mean": "mean"}),

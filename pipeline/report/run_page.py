@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.health.evidence import asked_of
 from pipeline.history_rows import HistoryRow
 from pipeline.report.against import Against
 from pipeline.report.choice import Tables, choose_groups
@@ -63,7 +64,13 @@ class RuleRow:
     cells: list[tuple[str, str]]
     n_broken: int
     last: dict[str, Any]
-    last_iteration: int
+    last_iteration: Iteration
+
+    @property
+    def query(self) -> str:
+        """The command that lists the rows behind `last`; empty where the commit is too old to have one."""
+        rows = self.last.get("rows")
+        return asked_of(rows["query"], self.last_iteration.run, self.last_iteration.number) if rows else ""
 
 
 def render_run(given: RunInput) -> str:
@@ -79,10 +86,11 @@ def render_run(given: RunInput) -> str:
         "columns": COLUMNS,
         "rows": list(zip(given.iterations, given.history, given.health, strict=True))[: -MAX_ROWS - 1 : -1],
     }
-    tables, first = given.tables, list[str]()
+    tables, first = given.tables, dict[str, list[str]]()
     if given.against:
-        tables, first = {**tables, "against": given.against.table}, given.against.groups_by_flips
-    choice = choose_groups(tables, given.groups_per_outcome, first, "with the most flips")
+        tables = {**tables, "against": given.against.table}
+        first = {"with the most flips": given.against.groups_by_flips}
+    choice = choose_groups(tables, given.groups_per_outcome, first)
     groups = embed_groups(tables, choice.group_ids)
     last = given.browsed[-1]
     rest = f'rollbook sql --run {last.run} "select * from rollouts where iteration = {last.number}"'
@@ -118,9 +126,9 @@ def rule_rows(iterations: list[Iteration], health: list[dict[str, Any] | None]) 
         for finding in (one or {}).get("findings", []):
             if finding["level"] == "ok" or finding["action"] == "ignore":
                 continue
-            rule, number = finding["rule"], iterations[place].number
+            rule, last = finding["rule"], iterations[place]
             n = found[rule].n_broken if rule in found else 0
-            found[rule] = RuleRow(rule, _cells(rule, iterations, health), n + 1, finding, number)
+            found[rule] = RuleRow(rule, _cells(rule, iterations, health), n + 1, finding, last)
     return sorted(found.values(), key=lambda row: (row.last["level"] != "warn", -row.n_broken))
 
 
@@ -135,7 +143,8 @@ def _cells(rule: str, iterations: list[Iteration], health: list[dict[str, Any] |
 
 
 def _verdict(given: RunInput, rows: list[RuleRow]) -> str:
-    warned = [row.rule for row in rows if row.last["level"] == "warn"]
-    n = len(given.iterations)
+    n, n_warned = len(given.iterations), sum(row.last["level"] == "warn" for row in rows)
     span = "1 iteration" if n == 1 else f"{n:,} iterations"
-    return f"{span}, {len(warned)} rules have warned" if warned else f"{span}, no rule has warned"
+    warned = {0: "no rule has warned", 1: "1 rule has warned"}.get(n_warned, f"{n_warned} rules have warned")
+    n_watched = len(rows) - n_warned
+    return f"{span}: {warned}" + (f", {n_watched} to watch" if n_watched else "")

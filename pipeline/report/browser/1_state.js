@@ -11,6 +11,7 @@ const GROUPS_AT_A_TIME = 10;
 /** One row per completion: its own columns and, under their names, those of its group. */
 const rows = data.groups.flatMap((group) => group.completions.map((completion) => ({ ...scalars(group), ...completion })));
 const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))].sort();
+const isOneIteration = new Set(data.groups.map((group) => group.iteration)).size < 2;
 const state = { conditions: [], pattern: null, sort: "", isDescending: true, nShown: GROUPS_AT_A_TIME };
 
 function scalars(group) {

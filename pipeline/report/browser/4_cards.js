@@ -49,8 +49,11 @@ function completionCard(completion, isMatching) {
   return card;
 }
 
-/** The same completion in the other commit. */
+/** The same completion in the other commit; in brief where nothing differs. */
 function againstPart(completion) {
+  if (completion.flip === "same" && completion.against_text === null) {
+    return element("p", { className: "soft against", textContent: `the same in ${data.against}` });
+  }
   const title = element("p", { className: "soft", textContent: `in ${data.against}` });
   if (completion.flip === null) return element("div", { className: "against" }, title, element("p", { className: "soft" }, "not there"));
   const isSameText = completion.against_text === null;
@@ -90,7 +93,8 @@ function promptPart(group) {
 function groupCard(group, matches) {
   const ordered = [...group.completions];
   if (state.sort && columns.includes(state.sort) && state.sort in (ordered[0] ?? {})) ordered.sort(compare);
-  const said = `${group.n_correct} of ${group.group_size} correct · mean reward ${decimal(group.reward_mean)} · ${group.kept ? "kept" : "dropped"}`;
+  const iteration = isOneIteration ? "" : `iteration ${group.iteration} · `;
+  const said = `${iteration}${group.n_correct} of ${group.group_size} correct · mean reward ${decimal(group.reward_mean)} · ${group.kept ? "kept" : "dropped"}`;
   const summary = element(
     "summary",
     {},
