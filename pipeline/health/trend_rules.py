@@ -118,29 +118,29 @@ def length_earns(evidence: Evidence, limits: HealthParams) -> Finding:
 def held_out_follows(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where the held-out pass@1 fell by more than `trend.max_held_out_fall` while the pass rate rose.
 
-    Compared are the last two iterations that were evaluated, each with its window of training pass rates.
+    Judged where an evaluation is due. The window before ends at the last evaluation that is not in this one, since
+    most iterations evaluate nothing.
     """
-    name, limit = "held_out_follows", limits.trend.max_held_out_fall
+    name, limit, n = "held_out_follows", limits.trend.max_held_out_fall, limits.trend.n_iterations
     rows = evidence.rows
-    measured = [place for place, row in enumerate(rows) if row["eval_pass_at_1"] is not None]
-    if len(measured) < 2 or measured[-1] != len(rows) - 1:
-        return holds(name, limit, "held-out pass@1 is not compared: fewer than two measured, or none due here")
-    n = limits.trend.n_iterations
-    training = [_column(rows[max(place + 1 - n, 0) : place + 1], "pass_rate") for place in measured[-2:]]
+    last = max((k for k in range(len(rows) - n) if rows[k]["eval_pass_at_1"] is not None), default=None)
+    if last is None or rows[-1]["eval_pass_at_1"] is None:
+        return holds(name, limit, "held-out pass@1 is not compared: none is measured here, or none was before")
+    windows = rows[max(last + 1 - n, 0) : last + 1], rows[-n:]
+    held_out, training = ([_column(window, column) for window in windows] for column in ("eval_pass_at_1", "pass_rate"))
     if not all(training):
         return holds(name, limit, "held-out pass@1 is not compared: no completion has a verdict")
-    held_out = Change(*_column(rows, "eval_pass_at_1")[-2:])
-    passed = Change(fmean(training[0]), fmean(training[1]))
+    held_out_change, passed = (Change(fmean(then), fmean(now)) for then, now in (held_out, training))
     message = (
-        f"held-out pass@1 went from {held_out.then:.3f} to {held_out.now:.3f}, "
+        f"held-out pass@1 went from {held_out_change.then:.3f} to {held_out_change.now:.3f}, "
         f"training pass rate from {passed.then:.3f} to {passed.now:.3f}"
     )
-    fall = -held_out.difference
+    fall = -held_out_change.difference
     if fall <= limit or passed.difference <= 0:
         return holds(name, limit, message, max(fall, 0.0))
     advice = "The policy learns what the training prompts reward, not the task: read the best completions for a hack"
     finding = Finding(name, "warn", fall, limit, f"{message}: likely a hack", advice)
-    return _over_iterations(finding, evidence, measured[-1] - measured[-2], "held-out")
+    return _over_iterations(finding, evidence, n, "held-out")
 
 
 def _change(evidence: Evidence, column: str, n: int) -> Change | None:
