@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -28,7 +29,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH:
 class Tab:
     """A tab of the browser; what its page logs as errors is in `errors`."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._n_sent = 0
         self.errors: list[str] = []

@@ -56,9 +56,8 @@ def test_what_follows_from_a_broken_rule_is_the_params_to_say() -> None:
     assert as_json(4, findings)["n_warnings"] == 0
     assert overall_level(findings) == "watch"
     broken = diagnose(evidence(sample_metrics(update={"kl": 0.4})), params)
-    assert [(one.rule, one.action, one.counts) for one in broken if one.level == "warn"] == [
-        ("kl_bounded", "stop", True)
-    ]
+    (warned,) = (finding for finding in broken if finding.level == "warn")
+    assert (warned.rule, warned.action, warned.counts) == ("kl_bounded", "stop", True)
     assert overall_level(broken) == "warn"
 
 
@@ -117,5 +116,5 @@ def test_rows_of_other_iterations_are_not_looked_at() -> None:
 
 @pytest.mark.parametrize("name", list(OnHealthParams.model_fields))
 def test_each_rule_can_be_watched(name: str) -> None:
-    findings = diagnose(broken_in_every_way(), ReportParams(on_health=OnHealthParams(**{name: "watch"})))
+    findings = diagnose(broken_in_every_way(), ReportParams(on_health=OnHealthParams.model_validate({name: "watch"})))
     assert {one.level for one in findings if one.rule == name} <= {"ok", "watch"}

@@ -17,12 +17,11 @@ def with_old_logprobs(per_completion: list[list[float]]) -> dict[str, pl.DataFra
     """Tables in which the sampler gave each of these tokens a log-probability of -1, the trainer the given one."""
     frames = sample_frames()
     n = len(per_completion)
+    old = pl.Series(per_completion, dtype=LIST)
     sampled = pl.Series([[-1.0] * len(old) for old in per_completion], dtype=LIST)
     return {
         "training_set": frames["training_set"].head(n).with_columns(sampling_logprobs=sampled),
-        "token_logprobs": frames["token_logprobs"]
-        .head(n)
-        .with_columns(old_logprobs=pl.Series(per_completion, dtype=LIST)),
+        "token_logprobs": frames["token_logprobs"].head(n).with_columns(old_logprobs=old),
     }
 
 

@@ -21,9 +21,8 @@ def test_kl_warns_above_its_limit(kl: float, level: str, value: float | None) ->
 
 def test_the_steps_with_a_high_kl_are_named_worst_first() -> None:
     step = sample_frames()["train_steps"]
-    steps = pl.concat(
-        [step.with_columns(step=pl.lit(n, pl.UInt32), kl=pl.lit(kl)) for n, kl in enumerate((0.4, 0.1, 0.6))]
-    )
+    kls = (0.4, 0.1, 0.6)
+    steps = pl.concat([step.with_columns(step=pl.lit(n, pl.UInt32), kl=pl.lit(kl)) for n, kl in enumerate(kls)])
     finding = kl_bounded(evidence(sample_metrics(update={"kl": 0.36}), frames={"train_steps": steps}), LIMITS)
     assert finding.rows is not None
     assert (finding.rows.n, finding.rows.ids) == (2, ("step 2", "step 0"))
