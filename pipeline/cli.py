@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from pipeline import report_commands, run_commands
+from pipeline import audit_commands, export_commands, report_commands, run_commands
 from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
@@ -35,7 +35,9 @@ class Commands(TyperGroup):
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 run_commands.register(app)
+audit_commands.register(app)
 report_commands.register(app)
+export_commands.register(app)
 
 
 @app.callback()

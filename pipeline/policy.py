@@ -6,7 +6,6 @@ modules in set order and hold paths.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.errors import BadInput, first_line
+from pipeline.errors import BadInput
+from pipeline.fingerprint import fingerprint_files, first_line
 from pipeline.params import LoraParams
 from pipeline.table_io import atomic_path, write_json
 
@@ -140,13 +140,8 @@ def copy_policy(source: Path, target: Path) -> None:
 
 def policy_fingerprint(policy: Path, base: Path) -> str:
     """16 hexadecimal digits of the SHA-256 of every file that makes the policy what it is."""
-    digest = hashlib.sha256()
-    for folder in [policy, base] if is_adapter(policy) else [policy]:
-        for file in sorted(folder.iterdir()):
-            digest.update(file.name.encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
+    folders = [policy, base] if is_adapter(policy) else [policy]
+    return fingerprint_files((file.name, file) for folder in folders for file in sorted(folder.iterdir()))
 
 
 def end_token_ids(model: Model, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -60,7 +60,7 @@ def scan_table(path: Path, table: Table, columns: list[str] | None = None) -> pl
     if n_rows == 0:
         check_table(table.empty(), table, str(path))
     # Statistics have no checksum, and a damaged one would make a filter skip rows.
-    lazy = pl.scan_parquet(path, use_statistics=False)
+    lazy = pl.scan_parquet(path, use_statistics=False, glob=False)
     return lazy if columns is None else lazy.select(columns)
 
 
@@ -154,7 +154,7 @@ def _open_table(path: Path, table: Table) -> None:
             str(path), f"there is no such file, and it holds the table {table.name}", "Run `dvc repro` to make it"
         )
     with _damage_named(path):
-        schema = pl.scan_parquet(path).collect_schema()
+        schema = pl.scan_parquet(path, glob=False).collect_schema()
     version = table_metadata(path).get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         remedy = "Run the stage that makes it again, or use the release that wrote it"

@@ -28,6 +28,7 @@ WITHOUT_TORCH = ["prompts", "start", "select", "score", "normalize", "filter", "
 
 PLUMBING = {
     "pipeline/errors.py",
+    "pipeline/fingerprint.py",
     "pipeline/metrics.py",
     "pipeline/params.py",
     "pipeline/params_errors.py",
@@ -78,6 +79,7 @@ FLOWS_MAY_IMPORT = (
     "pipeline.health",
     "pipeline.history",
     "pipeline.history_rows",
+    "pipeline.integrity",
     "pipeline.metrics",
     "pipeline.params",
     "pipeline.params_edit",

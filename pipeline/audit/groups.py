@@ -87,7 +87,7 @@ QUESTIONS = (
         "silent",
         "Which groups taught nothing, and why?",
         find_silent,
-        ("reason", "run", "group_id"),
+        ("-n_alike", "run", "reason", "group_id"),
         ("answer", "prompt"),
     ),
     Question(

@@ -145,7 +145,7 @@ QUESTIONS = (
         is_local=False,
     ),
     Question(
-        "held-out",
+        "held_out",
         "Is training reward rising while held-out is flat?",
         find_held_out,
         INDEX,

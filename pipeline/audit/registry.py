@@ -14,13 +14,14 @@ QUESTIONS: dict[str, Question] = {
 
 
 def question_named(name: str) -> Question:
-    """The question `name`.
+    """The question `name`, in which `-` is as good as `_`.
 
     Raises:
         BadInput: there is none; the message names the nearest.
     """
-    if name not in QUESTIONS:
-        near = get_close_matches(name, QUESTIONS, n=1)
+    known = name.replace("-", "_")
+    if known not in QUESTIONS:
+        near = get_close_matches(known, QUESTIONS, n=1)
         remedy = f"Did you mean {near[0]}" if near else "`rollbook audit` lists them"
         raise BadInput(f"audit {name}", "there is no such question", remedy)
-    return QUESTIONS[name]
+    return QUESTIONS[known]

@@ -112,7 +112,7 @@ QUESTIONS = (
         ("completion_text",),
     ),
     Question(
-        "repeats",
+        "repetition",
         "What repeats itself?",
         find_repeats,
         ("-repeated_fraction", "-compression_ratio", "run", "completion_id"),
@@ -126,14 +126,14 @@ QUESTIONS = (
         ("reward", "completion_text"),
     ),
     Question(
-        "gold-in-prompt",
+        "gold_in_prompt",
         "Does the gold answer stand in the prompt?",
         find_gold_in_prompt,
         ("-pass_rate", "-n_completions", "run", "prompt_id"),
         is_local=False,
     ),
     Question(
-        "several-answers",
+        "several_answers",
         "Does it list several answers?",
         find_several_answers,
         ("-reward", "-n_answers", "run", "completion_id"),

@@ -28,8 +28,10 @@ def find_token_disagreements(tables: Tables) -> pl.LazyFrame:
     rows = join_completions(sampled, trained, "old_logprob").with_columns(
         position=pl.int_ranges(pl.col("token_id").list.len())
     )
-    return rows.explode("position", *lists).with_columns(
-        disagreement=(pl.col("old_logprob") - pl.col("sampling_logprob")).abs()
+    return rows.explode("position", *lists).select(
+        *COMPLETION,
+        *("position", *lists),
+        disagreement=(pl.col("old_logprob") - pl.col("sampling_logprob")).abs(),
     )
 
 
@@ -49,7 +51,7 @@ QUESTIONS = (
         ("reward", "completion_text"),
     ),
     Question(
-        "tokens",
+        "token_mismatch",
         "On which tokens do sampler and trainer disagree most?",
         find_token_disagreements,
         ("-disagreement", "run", "completion_id", "position"),

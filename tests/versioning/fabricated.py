@@ -101,10 +101,12 @@ def import_run(
     start: str = "refs/heads/main",
     first: int = 0,
     pipeline: str = PIPELINE,
+    texts: Sequence[Mapping[str, str]] = (),
 ) -> list[str]:
     """Make the branch of the run `name` in the repository `root`, a tagged commit per lock; return the commits.
 
-    It leaves `start`, if that exists, and its iterations are numbered from `first`.
+    It leaves `start`, if that exists, and its iterations are numbered from `first`. A commit has the files of its
+    entry of `texts`, path -> content, beside `dvc.yaml` and `dvc.lock`.
     """
     stream = io.BytesIO()
     has_start = (
@@ -118,7 +120,8 @@ def import_run(
             f"committer someone <someone@example.org> {1_700_000_000 + number} +0000\n"
             f"data {len(message)}\n{message}\n{origin}".encode()
         )
-        for file, text in (("dvc.yaml", pipeline), ("dvc.lock", lock)):
+        others = texts[number] if texts else {}
+        for file, text in {"dvc.yaml": pipeline, "dvc.lock": lock, **others}.items():
             stream.write(f"M 100644 inline {file}\ndata {len(text.encode())}\n{text}\n".encode())
         stream.write(f"reset refs/tags/{message}\nfrom :{number + 1}\n\n".encode())
     subprocess.run(["git", "fast-import", "--quiet"], cwd=root, input=stream.getvalue(), check=True)

@@ -1,0 +1,210 @@
+"""The commands of `rollbook` that ask what happened: named questions, SQL, a search, one id, the integrity gate."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.audit import search
+from pipeline.audit.answer import answer
+from pipeline.audit.display import answer_table, count_line, frame_table, life_lines
+from pipeline.audit.question import Question
+from pipeline.audit.registry import QUESTIONS, question_named
+from pipeline.audit.run_tables import run_tables
+from pipeline.audit.show import look_up, token_table
+from pipeline.audit.tables import Tables, folder_tables
+from pipeline.errors import BadInput
+from pipeline.versioning.runs import run_of_checkout
+
+DATA = Path("data")
+ROWS_SHOWN = 20
+MIN_WIDTH, PIPED_WIDTH = 100, 200
+"""Characters in a line: at least, and where the output is no terminal."""
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Option("--run", help="A run, or one iteration such as demo/0003; again for several. Else data/ is asked."),
+]
+Iterations = Annotated[str | None, typer.Option(help="Those from A to B, both included: A..B, or just A.")]
+Where = Annotated[str | None, typer.Option(help="Only rows of which this holds, as after WHERE in SQL.")]
+Limit = Annotated[int | None, typer.Option(min=0, help=f"How many rows; 0 for all. Tables have {ROWS_SHOWN}.")]
+Json = Annotated[bool, typer.Option("--json", help="All rows as JSON, with every id.")]
+Csv = Annotated[bool, typer.Option("--csv", help="All rows as CSV.")]
+Parquet = Annotated[bool, typer.Option("--parquet", help="All rows as Parquet, to be sent into a file.")]
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    commands: dict[str, Callable[..., None]] = {"audit": ask, "sql": ask_sql, "grep": search_texts, "show": show}
+    for name, command in commands.items():
+        app.command(name)(command)
+
+
+def ask(
+    name: Annotated[str | None, typer.Argument(help="The question; without one, they are listed.")] = None,
+    run: Runs = None,
+    iterations: Iterations = None,
+    where: Where = None,
+    limit: Limit = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    as_parquet: Parquet = False,
+) -> None:
+    """Ask a named question about the iteration in data/, or about runs."""
+    if name is None:
+        _list_questions()
+        return
+    question = question_named(name)
+    _print_answer(question, _tables(run, iterations), where, limit, _format(as_json, as_csv, as_parquet))
+
+
+def search_texts(
+    pattern: Annotated[str, typer.Argument(metavar="REGEX", help="A regular expression, as Rust's regex has them.")],
+    run: Runs = None,
+    iterations: Iterations = None,
+    where: Where = None,
+    limit: Limit = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    as_parquet: Parquet = False,
+) -> None:
+    """Find completions by what they say; --where filters on any column of theirs."""
+    question = search.grep(pattern, search.parse_filter(where) if where else None)
+    _print_answer(question, _tables(run, iterations), None, limit, _format(as_json, as_csv, as_parquet))
+
+
+def ask_sql(
+    query: Annotated[str, typer.Argument(help="select ... from rewards join rollouts using (run, completion_id) ...")],
+    run: Runs = None,
+    iterations: Iterations = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    as_parquet: Parquet = False,
+) -> None:
+    """Ask in SQL over all tables, each with the columns run and iteration."""
+    rows = search.run_sql(query, _tables(run, iterations))
+    kind = _format(as_json, as_csv, as_parquet)
+    if kind is not Format.TABLE:
+        _write(rows, kind)
+        return
+    console = _console()
+    console.print(frame_table(rows.head(ROWS_SHOWN)))
+    cut = f"{ROWS_SHOWN} of {rows.height:,} rows; --csv or --json gives all." if rows.height > ROWS_SHOWN else ""
+    console.print(cut or f"{rows.height:,} row{'' if rows.height == 1 else 's'}.")
+
+
+def show(
+    wanted: Annotated[str, typer.Argument(metavar="ID", help="0003/<prompt_id>/2, 0003/<prompt_id> or <prompt_id>")],
+    run: Annotated[str | None, typer.Option(help="The run; else data/ is asked.")] = None,
+    tokens: Annotated[bool, typer.Option(help="The log-probabilities of each token of a completion, too.")] = False,
+) -> None:
+    """Show a completion, group or prompt through its whole life."""
+    tables = _tables([run] if run else None, None)
+    life = look_up(tables, wanted)
+    console = _console()
+    for line in life_lines(life):
+        console.print(line, soft_wrap=True)
+    for row in life.completions if tokens else []:
+        console.print(f"\nTokens of {row['completion_id']}, log-probabilities in nats")
+        console.print(frame_table(token_table(tables, row["completion_id"])))
+
+
+def _list_questions() -> None:
+    table = Table("question", "what it asks")
+    for question in QUESTIONS.values():
+        table.add_row(question.name, question.asks)
+    console = _console()
+    console.print(table)
+    console.print("rollbook audit NAME asks the iteration in data/; with --run demo --iterations 3..10, a run.")
+
+
+def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
+    shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
+    found = answer(question, tables, shown, search.parse_filter(where) if where else None)
+    has_many_runs = len(tables.names) > 1
+    if kind is not Format.TABLE:
+        _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
+        return
+    console = _console()
+    console.print(f"{question.asks} [dim]{', '.join(tables.names)}[/dim]")
+    if found.n_rows:
+        console.print(answer_table(found, has_many_runs))
+    console.print(count_line(found))
+
+
+def _tables(runs: list[str] | None, iterations: str | None) -> Tables:
+    if runs is None and iterations is None:
+        if not DATA.is_dir():
+            raise BadInput(
+                str(DATA), "there is no such folder here", "Go to a checkout with an iteration, or give --run"
+            )
+        return folder_tables(DATA)
+    return run_tables(runs or [run_of_checkout(Path.cwd())], _span(iterations))
+
+
+def _span(iterations: str | None) -> tuple[int, int] | None:
+    if iterations is None:
+        return None
+    first, dots, last = iterations.partition("..")
+    if not first.isdecimal() or (dots and not last.isdecimal()):
+        raise typer.BadParameter(f"{iterations!r} is not A..B, such as 3..10", param_hint="--iterations")
+    return int(first), int(last if dots else first)
+
+
+def _format(as_json: bool, as_csv: bool, as_parquet: bool) -> Format:
+    chosen = [
+        kind
+        for kind, is_chosen in ((Format.JSON, as_json), (Format.CSV, as_csv), (Format.PARQUET, as_parquet))
+        if is_chosen
+    ]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"choose one of {', '.join(f'--{kind}' for kind in chosen)}")
+    return chosen[0] if chosen else Format.TABLE
+
+
+def _write(rows: pl.DataFrame, kind: Format) -> None:
+    if kind is Format.PARQUET and sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is no text: send it into a file, --parquet > rows.parquet")
+    buffer = io.BytesIO()
+    if kind is Format.JSON:
+        rows.write_json(buffer)
+        buffer.write(b"\n")
+    elif kind is Format.CSV:
+        _without_lists(rows).write_csv(buffer)
+    else:
+        rows.write_parquet(buffer)
+    typer.echo(buffer.getvalue(), nl=False)
+
+
+def _without_lists(rows: pl.DataFrame) -> pl.DataFrame:
+    """`rows` with nested values as JSON, since CSV has none."""
+    nested = [name for name, dtype in rows.schema.items() if dtype.is_nested()]
+    as_text = [
+        pl.struct(name).struct.json_encode().str.strip_prefix(f'{{"{name}":').str.strip_suffix("}").alias(name)
+        for name in nested
+    ]
+    return rows.with_columns(as_text)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    width = max(console.width, MIN_WIDTH) if console.is_terminal else PIPED_WIDTH
+    return Console(highlight=False, width=width)

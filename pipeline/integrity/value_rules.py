@@ -1,0 +1,116 @@
+"""Rules of what was computed from the rollouts: each table is computed again from those before it."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import polars as pl
+
+from pipeline.advantages import compute_advantages
+from pipeline.groups import build_training_set, summarize_groups, update_prompt_stats
+from pipeline.integrity.evidence import Evidence
+from pipeline.integrity.rules import Rule, breaks, compare, same_keys
+from pipeline.params import ScoreParams
+from pipeline.tables import ADVANTAGES, GROUPS, PROMPT_STATS, TRAINING_SET
+
+IDS = ("iteration", "group_id", "prompt_id")
+
+
+def compose_rewards(rewards: pl.LazyFrame, params: ScoreParams) -> pl.LazyFrame:
+    """`reward` as the weighted sum of the terms in `rewards`, null where one is."""
+    shares = [term.weight * pl.col(f"reward_{name}") for name, term in params.terms.items()]
+    total = reduce(lambda left, right: left + right, shares)
+    return rewards.select("completion_id", reward=pl.when(total.is_finite()).then(total))
+
+
+def find_unrewarded(evidence: Evidence) -> pl.LazyFrame:
+    """Completions without a row of rewards, and rows of rewards without a completion."""
+    return same_keys(evidence["rewards"], evidence["rollouts"], "completion_id", "the rollouts")
+
+
+def find_without_advantage(evidence: Evidence) -> pl.LazyFrame:
+    """Completions without a row of advantages, and rows of advantages without a completion."""
+    return same_keys(evidence["advantages"], evidence["rollouts"], "completion_id", "the rollouts")
+
+
+def find_strange_ids(evidence: Evidence) -> pl.LazyFrame:
+    """Rows of rewards whose group or prompt is another than that of the completion."""
+    known = evidence["rollouts"].join(evidence["rewards"].select("completion_id"), on="completion_id", how="semi")
+    return compare(_of_rollouts(evidence, "rewards"), known, "completion_id", exact=IDS)
+
+
+def find_other_rewards(evidence: Evidence) -> pl.LazyFrame:
+    """Completions whose reward is not what its terms make of it."""
+    rewards, score = evidence["rewards"], evidence.params.score
+    terms = {name for name in rewards.collect_schema() if name.startswith("reward_")}
+    named = {f"reward_{name}" for name in score.terms}
+    if terms != named:
+        why = f"there are {', '.join(sorted(terms))}, and score.terms has {', '.join(sorted(named))}"
+        return pl.LazyFrame({"columns": ["reward terms"], "why": [why]})
+    return compare(rewards, compose_rewards(rewards, score), "completion_id", close=["reward"])
+
+
+def find_silent_nulls(evidence: Evidence) -> pl.LazyFrame:
+    """Completions without a reward and without a reason."""
+    is_bad = pl.col("reward").is_null() & pl.col("score_error").is_null()
+    return breaks(
+        evidence["rewards"], "completion_id", is_bad, pl.lit("its reward is null, and score_error does not say why")
+    )
+
+
+def find_other_advantages(evidence: Evidence) -> pl.LazyFrame:
+    """Rows of advantages that are not what the rewards make of them."""
+    expected = compute_advantages(evidence["rewards"], evidence.params.normalize)
+    close = [name for name in ADVANTAGES.schema if ADVANTAGES.schema[name] == pl.Float64]
+    return compare(evidence["advantages"], expected, "completion_id", exact=IDS, close=close)
+
+
+def find_other_groups(evidence: Evidence) -> pl.LazyFrame:
+    """Groups that are not what rewards and rollouts make of them."""
+    expected = summarize_groups(evidence["rewards"], evidence["rollouts"])
+    close = ["reward_mean", "reward_std"]
+    exact = [name for name in GROUPS.schema if name not in ("group_id", *close)]
+    return compare(evidence["groups"], expected, "group_id", exact, close)
+
+
+def find_other_training_set(evidence: Evidence) -> pl.LazyFrame:
+    """Rows of the training set that are not those of the kept groups."""
+    expected = build_training_set(evidence["advantages"], evidence["groups"], evidence["rollouts"])
+    exact = [name for name in TRAINING_SET.schema if name not in ("completion_id", "advantage")]
+    return compare(evidence["training_set"], expected, "completion_id", exact, ["advantage"])
+
+
+def find_other_statistics(evidence: Evidence) -> pl.LazyFrame:
+    """Statistics of prompts after the iteration that are not those before it, with its groups."""
+    expected = update_prompt_stats(evidence["prompt_stats"], evidence["rewards"], evidence.params.filter)
+    close = ["pass_rate", "recent_pass_rate"]
+    exact = [name for name in PROMPT_STATS.schema if name not in ("prompt_id", *close)]
+    return compare(evidence["next_prompt_stats"], expected, "prompt_id", exact, close)
+
+
+def _of_rollouts(evidence: Evidence, table: str) -> pl.LazyFrame:
+    """The rows of `table` whose completion there is."""
+    return evidence[table].join(evidence["rollouts"].select("completion_id"), on="completion_id", how="semi")
+
+
+RULES = (
+    Rule("one_reward_each", "rewards", ("rewards", "rollouts"), find_unrewarded),
+    Rule("rewards_have_the_ids", "rewards", ("rewards", "rollouts"), find_strange_ids),
+    Rule("reward_is_its_terms", "rewards", ("rewards",), find_other_rewards),
+    Rule("null_has_a_reason", "rewards", ("rewards",), find_silent_nulls),
+    Rule("one_advantage_each", "advantages", ("advantages", "rollouts"), find_without_advantage),
+    Rule("advantages_follow", "advantages", ("advantages", "rewards"), find_other_advantages),
+    Rule("groups_follow", "groups", ("groups", "rewards", "rollouts"), find_other_groups),
+    Rule(
+        "training_set_follows",
+        "training_set",
+        ("training_set", "advantages", "groups", "rollouts"),
+        find_other_training_set,
+    ),
+    Rule(
+        "statistics_follow",
+        "next_prompt_stats",
+        ("next_prompt_stats", "prompt_stats", "rewards"),
+        find_other_statistics,
+    ),
+)
