@@ -11,7 +11,7 @@ import polars as pl
 import typer
 
 from pipeline.audit.search import parse_filter
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.exports.best import best_completions
 from pipeline.exports.card import make_card
 from pipeline.exports.completions import scan_completions
@@ -98,8 +98,8 @@ def _check_columns(completions: pl.LazyFrame, where: str) -> None:
     try:
         completions.collect_schema()
     except pl.exceptions.ColumnNotFoundError as error:
-        known = "rollouts, rewards, advantages, groups and prompts"
-        raise BadInput(f"--where {where!r}", f"there is no column {error}", f"Name columns of {known}") from error
+        problem = f"there is no such column ({first_line(error)})"
+        raise BadInput(f"--where {where!r}", problem, "Name a column of the completions") from error
 
 
 def _write_file(

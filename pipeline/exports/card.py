@@ -6,9 +6,9 @@ import polars as pl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.exports.provenance import Provenance
-from pipeline.tables import TABLES
+from pipeline.tables import TABLES, dtype_name
 
-MEANINGS = {column.name: column.meaning for table in TABLES.values() for column in table.columns} | {
+MEANINGS = {column.name: column.meaning for table in reversed(TABLES.values()) for column in table.columns} | {
     "run": "the run that the iteration was read from",
     "commit": "the commit of the iteration",
     "prompt": "the chat before the completion: `role` and `content` of each message",
@@ -26,7 +26,7 @@ def make_card(provenance: Provenance, schema: pl.Schema, name: str, data_file: s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    columns = {column: (str(dtype), _meaning(column)) for column, dtype in schema.items()}
+    columns = {column: (dtype_name(dtype), _meaning(column)) for column, dtype in schema.items()}
     return environment.get_template("card.md.j2").render(
         provenance=provenance, columns=columns, name=name, data_file=data_file, size=_size_category(provenance.n_rows)
     )

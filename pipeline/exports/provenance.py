@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ class Provenance:
     command: str
     kind: str
     n_rows: int
-    rollbook: str
     schema_version: str
     sources: list[dict[str, Any]]
     files: dict[str, str]
@@ -58,7 +56,7 @@ def trace(
         for iteration, lock in zip(iterations, locks, strict=True)
     ]
     hashes = {str(file.relative_to(root)): _sha256(file) for file in files}
-    return Provenance(command, kind, n_rows, version("rollbook"), SCHEMA_VERSION, sources, hashes)
+    return Provenance(command, kind, n_rows, SCHEMA_VERSION, sources, hashes)
 
 
 def _sha256(file: Path) -> str:
