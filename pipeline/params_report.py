@@ -71,6 +71,6 @@ class OnHealthParams(Section):
 class ReportParams(Section):
     """What the report shows, the thresholds of the diagnosis, and what follows from it."""
 
-    groups_per_outcome: Positive = 4
+    groups_per_outcome: Positive = 20
     health: HealthParams = HealthParams()
     on_health: OnHealthParams = OnHealthParams()

@@ -9,7 +9,7 @@ from pipeline.history_rows import append_history, history_row, read_history, row
 from pipeline.metrics import STAGES_BEFORE_REPORT, read_metrics
 from pipeline.params import Params
 from pipeline.report import ReportInput, render_report
-from pipeline.report.groups import Tables
+from pipeline.report.choice import Tables
 from pipeline.table_io import scan_table, write_json, write_text
 from pipeline.tables import (
     ADVANTAGES,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
@@ -29,11 +30,12 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH:
 class Tab:
     """A tab of the browser; what its page logs as errors is in `errors`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, process: psutil.Process) -> None:
         self._connection = connection
+        self._process = process
         self._n_sent = 0
         self.errors: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Performance"):
+        for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
@@ -53,6 +55,12 @@ class Tab:
         self.errors.clear()
         self._navigate(address)
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+
+    def memory_mb(self) -> float:
+        """Resident memory of the largest process that shows pages, this tab's."""
+        processes = self._process.children(recursive=True)
+        renderers = [one for one in processes if "--type=renderer" in one.cmdline()]
+        return max(one.memory_info().rss for one in renderers) / 1e6
 
     def _navigate(self, address: str) -> None:
         self.send("Page.navigate", url=address)
@@ -86,7 +94,7 @@ def opened_browser(folder: Path) -> Iterator[Tab]:
         pages = httpx.get(f"http://127.0.0.1:{port}/json/list", trust_env=False).json()
         address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
         with connect(address, max_size=None, proxy=None) as connection:
-            yield Tab(connection)
+            yield Tab(connection, psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(30)

@@ -83,7 +83,6 @@ FLOWS_MAY_IMPORT = (
     "pipeline.metrics",
     "pipeline.params",
     "pipeline.params_edit",
-    "pipeline.report.groups",
     "pipeline.summary",
     "pipeline.table_io",
     "pipeline.tables",

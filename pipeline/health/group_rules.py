@@ -42,14 +42,17 @@ _ADVICE = {
 
 
 def groups_teach(evidence: Evidence, limits: HealthParams) -> Finding:
-    """Warns where more than `max_no_signal_fraction` of the groups are dropped, and with them their rollouts."""
+    """Warns where more than `max_no_signal_fraction` of the groups are dropped, and with them their rollouts.
+
+    Where all are, `group_kept` says so.
+    """
     counts = evidence.metrics["filter"]
     n_groups, outcomes = counts["n_groups"], counts["outcomes"]
     dropped = {outcome: n for outcome, n in outcomes.items() if outcome != "mixed"} or {"unscorable": 0}
     finding = bounded(
         "groups_teach",
         "fraction of groups without a signal",
-        (n_groups - counts["n_kept"]) / n_groups,
+        (n_groups - counts["n_kept"]) / n_groups if counts["n_kept"] else "no group is kept",
         Limit(limits.max_no_signal_fraction),
         _ADVICE[max(dropped, key=lambda outcome: dropped[outcome])],
     )

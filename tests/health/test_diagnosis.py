@@ -46,12 +46,13 @@ def test_json_counts_the_warnings() -> None:
 
 
 def test_what_follows_from_a_broken_rule_is_the_params_to_say() -> None:
-    actions = OnHealthParams(kl_bounded="stop", group_kept="ignore", groups_teach="watch")
+    actions = OnHealthParams(kl_bounded="stop", group_kept="ignore", groups_teach="watch", completions_finish="watch")
     params = ReportParams(on_health=actions)
-    findings = diagnose(evidence(sample_metrics(**no_group_kept())), params)
+    metrics = sample_metrics(**no_group_kept(), rollout={"truncated_fraction": 0.5})
+    findings = diagnose(evidence(metrics), params)
     assert [(one.rule, one.level, one.counts) for one in findings if one.level != "ok"] == [
         ("group_kept", "warn", False),
-        ("groups_teach", "watch", False),
+        ("completions_finish", "watch", False),
     ]
     assert as_json(4, findings)["n_warnings"] == 0
     assert overall_level(findings) == "watch"
@@ -63,7 +64,7 @@ def test_what_follows_from_a_broken_rule_is_the_params_to_say() -> None:
 
 def test_an_iteration_without_a_step_warns_only_of_that() -> None:
     findings = diagnose(evidence(sample_metrics(**no_group_kept())), ReportParams())
-    assert [finding.rule for finding in findings if finding.level == "warn"] == ["group_kept", "groups_teach"]
+    assert [finding.rule for finding in findings if finding.level == "warn"] == ["group_kept"]
 
 
 def test_pass_rate_is_compared_with_the_iteration_before() -> None:
