@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from pipeline.report.against import Against
 from pipeline.report.choice import Tables, choose_groups
 from pipeline.report.embedding import embed_groups
 from pipeline.report.page import draw_curves
-from pipeline.report.template import make_browser, render
+from pipeline.report.template import Asked, make_browser, render
 from pipeline.versioning.runs import Iteration
 
 MAX_ITERATIONS_BROWSED = 12
@@ -95,8 +96,9 @@ def render_run(given: RunInput) -> str:
     last = given.browsed[-1]
     rest = f'rollbook sql --run {last.run} "select * from rollouts where iteration = {last.number}"'
     note = given.against.note if given.against else ""
+    choice = dataclasses.replace(choice, note=f"{choice.note}{browsed_note(given)}")
     browser = make_browser(choice, groups, rest, given.against_name, note)
-    return render("run.html.j2", browser, {**values, "browsed_note": browsed_note(given)})
+    return render("run.html.j2", browser, values, Asked(given.name, _audit_options(given)))
 
 
 def spread(iterations: Sequence[Iteration], n: int = MAX_ITERATIONS_BROWSED) -> list[Iteration]:
@@ -110,13 +112,23 @@ def spread(iterations: Sequence[Iteration], n: int = MAX_ITERATIONS_BROWSED) -> 
     return [iterations[round(place * (len(iterations) - 1) / (n - 1))] for place in range(n)]
 
 
+def _audit_options(given: RunInput) -> str:
+    """What has `rollbook audit` ask the iterations of the page."""
+    run, _, span = given.name.partition("/")
+    if ".." in span:
+        return f" --run {run} --iterations {given.iterations[0].number}..{given.iterations[-1].number}"
+    return f" --run {given.name}"
+
+
 def browsed_note(given: RunInput) -> str:
-    """Of which iterations the page has groups; empty where it is all."""
-    if len(given.browsed) == len(given.iterations):
+    """Of which iterations the page has groups, and the command for another; empty where it is all."""
+    shown = {iteration.number for iteration in given.browsed}
+    other = next((iteration for iteration in given.iterations if iteration.number not in shown), None)
+    if other is None:
         return ""
-    numbers = ", ".join(str(iteration.number) for iteration in given.browsed)
-    some = f"rollbook report {given.iterations[-1].run}/{given.iterations[-1].number:04d}"
-    return f"Groups of {len(given.browsed)} of {len(given.iterations)} iterations: {numbers}. Another one: {some}"
+    numbers = ", ".join(map(str, sorted(shown)))
+    page = f"rollbook report {given.name.partition('/')[0]}/{other.number:04d}"
+    return f", of {len(shown)} of {len(given.iterations):,} iterations: {numbers}; another one: {page}"
 
 
 def rule_rows(iterations: list[Iteration], health: list[dict[str, Any] | None]) -> list[RuleRow]:

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pipeline.audit.registry import QUESTIONS
 from pipeline.report.choice import Choice
 from pipeline.report.embedding import as_script, sign_names
 from pipeline.report.text import SIGN_PATTERN, inert
@@ -37,12 +38,26 @@ def make_browser(
     return Browser(as_script(data), choice.note, "" if choice.is_everything else rest, against_note)
 
 
-def render(template: str, browser: Browser, values: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """What the commands of a page ask: its name, and the options that say so; else the iteration in `data/`."""
+
+    name: str = "this iteration"
+    options: str = ""
+
+
+def render(template: str, browser: Browser, values: Mapping[str, Any], asked: Asked | None = None) -> str:
     """The page `template` as HTML, complete in itself: style, charts, data and script inside, nothing to load."""
     script = read_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    given = {**values, "browser": browser, "script": Markup(script), "script_hash": f"sha256-{digest}"}
-    return _environment().get_template(template).render(given)
+    shared = {
+        "browser": browser,
+        "script": Markup(script),
+        "script_hash": f"sha256-{digest}",
+        "questions": list(QUESTIONS.values()),
+        "asked": asked or Asked(),
+    }
+    return _environment().get_template(template).render({**values, **shared})
 
 
 @cache

@@ -19,28 +19,8 @@ from tests.iteration_sample import sample_frames, sample_metrics, write_iteratio
 from tests.stage_runs import ROOT, write_params
 
 SIZES = (128, 10_000, 100_000)
-N_WORDS = 320
-WORDS = [
-    "the",
-    "answer",
-    "is",
-    "sum",
-    "of",
-    "two",
-    "numbers",
-    "so",
-    "we",
-    "add",
-    "then",
-    "carry",
-    "one",
-    "and",
-    "get",
-    "ten",
-    "because",
-    "first",
-    "minus",
-]
+N_PHRASES = 140
+WORDS = ["the answer is", "so we add them", "carry one and", "get ten because", "first we take", "minus two times"]
 OUTCOMES = ("mixed", "mixed", "all_wrong", "all_correct", "mixed", "unscorable")
 
 
@@ -54,7 +34,7 @@ def main() -> None:
 def measure(n_completions: int, folder: Path) -> str:
     """A line of the table."""
     words = random.Random(0)
-    texts = [" ".join(words.choices(WORDS, k=N_WORDS)) for _ in range(n_completions)]
+    texts = [" ".join(words.choices(WORDS, k=N_PHRASES)) for _ in range(n_completions)]
     outcomes = [OUTCOMES[k % len(OUTCOMES)] for k in range(n_completions // 4)]
     write_iteration(folder, sample_frames(outcomes=outcomes, texts=texts), sample_metrics())
     write_params(folder, {"report.groups_per_outcome": 20})

@@ -205,7 +205,7 @@ def test_two_commits_stand_side_by_side_with_flips_marked(tab: Tab, tmp_path: Pa
     browser = make_browser(choice, embed_groups(tables, choice.group_ids), "", "strict/0000", against.note)
     bare = {"curves": {}, "rows": [], "rules": [], "level": "ok", "verdict": "", "n_cells": 0, "columns": {}}
     given = {"name": "demo/0000", "against_name": "strict/0000", "iterations": [{"number": 0, "commit": "ab"}]}
-    html = render("run.html.j2", browser, {**bare, "given": given, "browsed_note": ""})
+    html = render("run.html.j2", browser, {**bare, "given": given})
     tab.open(saved(html, tmp_path))
     marks = tab.run(
         "[...document.querySelectorAll('.flip')].map((one) => [one.closest('article').id.at(-1), one.textContent])"

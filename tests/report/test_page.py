@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pipeline.audit.registry import QUESTIONS
 from pipeline.health import Evidence, diagnose
 from pipeline.history_rows import history_row
 from pipeline.params import HealthParams, ReportParams
@@ -152,6 +153,12 @@ def test_rows_behind_a_finding_are_linked_with_the_query_that_lists_them() -> No
     assert 'href="#completion=0000/0000000000000000/0"' in html
     query = "select completion_id, completion_text from rollouts where iteration = 0 and trim(completion_text) = ''"
     assert f'rollbook sql "{query} order by completion_id"' in Page(html).text
+
+
+def test_every_question_is_there_with_its_command() -> None:
+    text = Page(render()).text
+    for question in QUESTIONS.values():
+        assert f"rollbook audit {question.name} " in text
 
 
 def test_the_page_holds_its_groups_as_data() -> None:

@@ -55,7 +55,16 @@ def test_a_run_has_its_verdicts_curves_iterations_and_groups(run: SampleRun) -> 
 def test_one_iteration_is_named_as_such(run: SampleRun, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     report("demo/0001", "--output", file)
+    assert "rollbook audit silent --run demo/0001" in file.read_text(encoding="utf-8")
     assert {group["iteration"] for group in data_of(file.read_text(encoding="utf-8"))} == {1}
+
+
+def test_some_iterations_are_asked_by_their_span(run: SampleRun, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    report("demo/0001..0002", "--output", file)
+    html = file.read_text(encoding="utf-8")
+    assert "rollbook audit silent --run demo --iterations 1..2" in html
+    assert {group["iteration"] for group in data_of(html)} == {1, 2}
 
 
 def test_two_commits_side_by_side(run: SampleRun, tmp_path: Path) -> None:

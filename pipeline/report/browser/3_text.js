@@ -45,21 +45,21 @@ function marked(text) {
   return pieces;
 }
 
-function preformatted(text, suffix = null) {
-  return element("pre", { dir: "auto" }, marked(text), suffix);
+function preformatted(content, suffix = null) {
+  return element("pre", { dir: "auto" }, content, suffix);
 }
 
-/** A text, folded up where it is long; what the page doesn't hold of it is counted. */
-function passage(text, nCharacters, command) {
+/** A text that `show` makes inert, folded up where it is long; what the page doesn't hold of it is counted. */
+function passage(text, nCharacters, command, show = inert) {
   if (text === "") return element("p", { className: "soft" }, "the text is empty");
   const missing = nCharacters - [...text].length;
   const cut = missing > 0 ? note(` ${count(missing)} of ${count(nCharacters)} characters are not on this page: ${command}`) : null;
   const lines = text.split("\n");
-  if (text.length <= PREVIEW_CHARACTERS && lines.length <= PREVIEW_LINES) return preformatted(text, cut);
+  if (text.length <= PREVIEW_CHARACTERS && lines.length <= PREVIEW_LINES) return preformatted(show(text), cut);
   const beginning = lines.slice(0, PREVIEW_LINES).join("\n").slice(0, PREVIEW_CHARACTERS).toWellFormed();
-  const summary = element("summary", {}, preformatted(beginning, note(` … ${count(nCharacters)} characters`)));
+  const summary = element("summary", {}, preformatted(show(beginning), note(` … ${count(nCharacters)} characters`)));
   const details = element("details", { className: "long" }, summary);
-  details.addEventListener("toggle", () => details.append(preformatted(text, cut)), { once: true });
+  details.addEventListener("toggle", () => details.append(preformatted(show(text), cut)), { once: true });
   return details;
 }
 

@@ -36,7 +36,7 @@ function completionCard(completion, isMatching) {
       flip,
       element("span", { className: "soft", textContent: `${count(completion.n_tokens)} tokens` }),
     ),
-    passage(completion.completion_text, completion.n_characters, `rollbook show ${id}`),
+    passage(completion.completion_text, completion.n_characters, `rollbook show ${id}`, marked),
     facts([
       ["reward", decimal(completion.reward)],
       ["advantage", signed(completion.advantage), completion.advantage > 0 ? "up" : completion.advantage < 0 ? "down" : ""],
