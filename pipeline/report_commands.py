@@ -54,7 +54,8 @@ def report(
     file = output or repository.root / ".rollbook/reports" / f"{'-'.join(names).replace('/', '-')}.html"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(render_run(given), file)
-    typer.echo(f"{name}: {file} ({file.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    typer.echo(f"{name}: {shown} ({file.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 
 def scan_iterations(repository: Repository, name: str, iterations: list[Iteration]) -> Tables:

@@ -39,7 +39,7 @@ def data_of(html: str) -> list[dict[str, object]]:
 def test_a_run_has_its_verdicts_curves_iterations_and_groups(run: SampleRun) -> None:
     said = report("demo")
     file = run.root / ".rollbook/reports/demo.html"
-    assert said.startswith(f"demo: {file} (0.")
+    assert said.startswith("demo: .rollbook/reports/demo.html (0.")
     html = file.read_text(encoding="utf-8")
     text = Page(html).text
     # The KL is 0.5 in the last iteration alone; 10 of 16 groups are dropped in each.
