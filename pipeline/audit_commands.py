@@ -16,13 +16,17 @@ from rich.table import Table
 
 from pipeline.audit import search
 from pipeline.audit.answer import answer
-from pipeline.audit.display import answer_table, count_line, frame_table, life_lines
+from pipeline.audit.display import answer_table, count_line, frame_table, life_lines, visible
+from pipeline.audit.filters import parse_filter
 from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
 from pipeline.audit.tables import Tables, folder_tables
 from pipeline.errors import BadInput
+from pipeline.integrity.verify import Problem, verify_checkout, verify_run
+from pipeline.versioning.git import git
+from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import run_of_checkout
 
 DATA = Path("data")
@@ -53,7 +57,13 @@ class Format(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    commands: dict[str, Callable[..., None]] = {"audit": ask, "sql": ask_sql, "grep": search_texts, "show": show}
+    commands: dict[str, Callable[..., None]] = {
+        "audit": ask,
+        "sql": ask_sql,
+        "grep": search_texts,
+        "show": show,
+        "verify": verify,
+    }
     for name, command in commands.items():
         app.command(name)(command)
 
@@ -87,7 +97,7 @@ def search_texts(
     as_parquet: Parquet = False,
 ) -> None:
     """Find completions by what they say; --where filters on any column of theirs."""
-    question = search.grep(pattern, search.parse_filter(where) if where else None)
+    question = search.grep(pattern, parse_filter(where) if where else None)
     _print_answer(question, _tables(run, iterations), None, limit, _format(as_json, as_csv, as_parquet))
 
 
@@ -106,7 +116,8 @@ def ask_sql(
         _write(rows, kind)
         return
     console = _console()
-    console.print(frame_table(rows.head(ROWS_SHOWN)))
+    if rows.width:
+        console.print(frame_table(rows.head(ROWS_SHOWN)))
     cut = f"{ROWS_SHOWN} of {rows.height:,} rows; --csv or --json gives all." if rows.height > ROWS_SHOWN else ""
     console.print(cut or f"{rows.height:,} row{'' if rows.height == 1 else 's'}.")
 
@@ -127,6 +138,35 @@ def show(
         console.print(frame_table(token_table(tables, row["completion_id"])))
 
 
+def verify(
+    name: Annotated[
+        str | None, typer.Argument(help="demo, demo/0003 or demo/0003..0010; else the iteration here.")
+    ] = None,
+) -> None:
+    """Hold iterations against dvc.lock, their parents and their own tables; name what is wrong, with exit code 1."""
+    found: list[Problem] = []
+    n_iterations = 0
+    if name is None:
+        found, n_iterations = verify_checkout(Path(git("rev-parse", "--show-toplevel"))), 1
+        _print_problems(found)
+    else:
+        for _, problems in verify_run(Repository.find(), name):
+            _print_problems(problems)
+            found += problems
+            n_iterations += 1
+    held = f"{n_iterations} iteration{'s' * (n_iterations > 1)}"
+    if found:
+        n_bad = len({problem.iteration for problem in found})
+        typer.echo(f"{len(found)} problem{'s' * (len(found) > 1)} in {n_bad} of {held}.", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{name or 'data'}: {held}, no problem.")
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    for problem in problems:
+        typer.echo(visible(str(problem)))
+
+
 def _list_questions() -> None:
     table = Table("question", "what it asks")
     for question in QUESTIONS.values():
@@ -138,7 +178,7 @@ def _list_questions() -> None:
 
 def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
     shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
-    found = answer(question, tables, shown, search.parse_filter(where) if where else None)
+    found = answer(question, tables, shown, parse_filter(where) if where else None)
     has_many_runs = len(tables.names) > 1
     if kind is not Format.TABLE:
         _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
@@ -151,13 +191,19 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
 
 
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:
-    if runs is None and iterations is None:
-        if not DATA.is_dir():
-            raise BadInput(
-                str(DATA), "there is no such folder here", "Go to a checkout with an iteration, or give --run"
-            )
-        return folder_tables(DATA)
-    return run_tables(runs or [run_of_checkout(Path.cwd())], _span(iterations))
+    if runs or iterations:
+        return run_tables(runs or [_run_here()], _span(iterations))
+    if not (DATA / "rollouts.parquet").is_file():
+        raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; --run NAME asks about a run")
+    return folder_tables(DATA)
+
+
+def _run_here() -> str:
+    try:
+        return run_of_checkout(Path.cwd())
+    except BadInput as error:
+        problem = "it chooses among the iterations of a run, and this checkout is on the branch of none"
+        raise BadInput("--iterations", problem, "Name a run with --run") from error
 
 
 def _span(iterations: str | None) -> tuple[int, int] | None:

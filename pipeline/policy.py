@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.errors import BadInput
-from pipeline.fingerprint import fingerprint_files, first_line
+from pipeline.errors import BadInput, first_line
+from pipeline.fingerprint import fingerprint_files
 from pipeline.params import LoraParams
 from pipeline.table_io import atomic_path, write_json
 

@@ -87,7 +87,12 @@ def _updated(params: Params, frames: dict[str, pl.DataFrame], step: int) -> dict
         ref_logprobs=old,
     )
     n_tokens = trained["completion_token_ids"].list.len().sum()
-    row = {**dict.fromkeys(TRAIN_STEPS.schema, 0.25), "iteration": params.iteration, "step": step, "epoch": 0}
+    row: dict[str, Any] = {
+        **dict.fromkeys(TRAIN_STEPS.schema, 0.25),
+        "iteration": params.iteration,
+        "step": step,
+        "epoch": 0,
+    }
     row |= {"n_completions": trained.height, "n_tokens": n_tokens}
     return {"token_logprobs": token_logprobs, "train_steps": pl.DataFrame([row], schema=TRAIN_STEPS.schema)}
 

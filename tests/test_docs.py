@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline.audit.registry import QUESTIONS as NAMED
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import Section, TrainingParams, check_params
 from pipeline.presets import PRESETS
@@ -227,6 +228,12 @@ def test_the_picture_shows_edges_that_exist() -> None:
 )
 def test_a_table_names_what_there_is(heading: str, expected: list[str]) -> None:
     assert sorted(first_column(section(heading))) == sorted(expected)
+
+
+def test_the_table_of_questions_is_that_of_the_registry() -> None:
+    rows = [line.split("|")[1:3] for line in section("## Audit").splitlines() if line.startswith("| `")]
+    shown = [(name.strip(" `"), asks.strip()) for name, asks in rows]
+    assert shown == [(question.name, question.asks) for question in NAMED.values()]
 
 
 def test_the_tree_names_what_there_is() -> None:

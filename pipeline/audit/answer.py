@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from pipeline.audit.filters import checked
 from pipeline.audit.question import PROMPT, Question, Unanswerable, prompt_text
 from pipeline.audit.tables import Tables
-from pipeline.errors import BadInput, first_line
 
 DETAILS: dict[str, tuple[str, pl.Expr]] = {
     **{name: ("rollouts", pl.col(name)) for name in ("completion_text", "finish_reason")},
@@ -48,7 +48,7 @@ def answer(question: Question, tables: Tables, limit: int | None = None, where: 
         except Unanswerable as error:
             reason = error
             continue
-        best, count = _collect(question, rows if where is None else rows.filter(where), part, limit)
+        best, count = _collect(question, rows if where is None else checked(rows, where), limit)
         n_rows += count
         found = [_best(question, pl.concat([*found, best], how="diagonal").lazy(), limit).collect()]
     if not found:
@@ -62,16 +62,11 @@ def _best(question: Question, rows: pl.LazyFrame, limit: int | None) -> pl.LazyF
     return ordered if limit is None else ordered.head(limit)
 
 
-def _collect(question: Question, rows: pl.LazyFrame, tables: Tables, limit: int | None) -> tuple[pl.DataFrame, int]:
-    try:
-        if limit is None:
-            best = _best(question, rows, None).collect(engine="streaming")
-            return best, best.height
-        best, count = pl.collect_all([_best(question, rows, limit), rows.select(pl.len())], engine="streaming")
-    except pl.exceptions.ColumnNotFoundError as error:
-        problem = f"the answer has no such column ({first_line(error)})"
-        remedy = f"Its columns are {', '.join(question.find(tables).collect_schema())}"
-        raise BadInput(f"audit {question.name}", problem, remedy) from error
+def _collect(question: Question, rows: pl.LazyFrame, limit: int | None) -> tuple[pl.DataFrame, int]:
+    if limit is None:
+        best = _best(question, rows, None).collect(engine="streaming")
+        return best, best.height
+    best, count = pl.collect_all([_best(question, rows, limit), rows.select(pl.len())], engine="streaming")
     return best, int(count.item())
 
 

@@ -108,8 +108,7 @@ def listed_answers(text: pl.Expr) -> pl.Expr:
     marks = r"(?i)^(?:\\boxed\{|<answer>|answer(?:\s+is)?|####)[\s:=*$]*|[\s.,;:!*$}]*(?:</answer>)?$"
     values = marked.list.eval(pl.element().str.replace_all(marks, ""))
     number = rf"-?{_NUMBER}"
-    lists = text.str.extract_all(
-        rf"(?i){number}(?:(?:\s*[,;/]\s*|\s+){number}){{2,}}|{number}(?:\s*,?\s*\bor\b\s*{number})+"
-    )
+    between = r"\s*(?:[,;/]|\s)\s*(?:\b(?:or|and)\b\s*)?"
+    lists = text.str.extract_all(rf"(?i){number}(?:{between}{number}){{2,}}|{number}(?:\s*,?\s*\bor\b\s*{number})+")
     numbers = lists.list.join(" ").str.extract_all(number)
     return pl.concat_list(values, numbers).list.unique(maintain_order=True).list.filter(pl.element() != "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.audit.question import PROMPT, TERM, Question, need, terms_of
+from pipeline.audit.question import PROMPT, TERM, Question, has_rows, need, terms_of
 from pipeline.audit.tables import INDEX, Tables
 
 RISE = 0.05
@@ -57,6 +57,8 @@ def find_held_out(tables: Tables) -> pl.LazyFrame:
     `rises_alone` is where training rose by `RISE` or more since the first of these, and what is held out did not.
     """
     after = tables["eval"].filter(pl.col("policy") == "after")
+    problem = "no iteration among these was evaluated"
+    need(has_rows(after), "held_out", problem, "See `evaluate.every` in params.yaml")
     held_out = after.group_by(*INDEX).agg(
         held_out_pass_rate=pl.col("is_correct").mean(), held_out_reward=pl.col("reward").mean()
     )

@@ -75,3 +75,8 @@ def need(is_there: bool, question: str, problem: str, remedy: str) -> None:
     """Raise `Unanswerable` unless `is_there`."""
     if not is_there:
         raise Unanswerable(f"audit {question}", problem, remedy)
+
+
+def has_rows(rows: pl.LazyFrame) -> bool:
+    """Whether there is any row."""
+    return bool(rows.select(pl.len()).collect().item())

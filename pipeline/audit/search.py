@@ -1,4 +1,4 @@
-"""Free questions: SQL over the tables, a regular expression over the completions, a filter in SQL."""
+"""Free questions: SQL over the tables, and a regular expression over the completions."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from pipeline.audit.filters import checked
 from pipeline.audit.question import COMPLETION, PROMPT, Question, prompt_text
 from pipeline.audit.tables import Tables
 from pipeline.errors import BadInput, first_line
 from pipeline.tables import TABLES
 
-CONTEXT_CHARACTERS = 30
+CONTEXT_CHARACTERS = 20
 """How much of a completion stands on each side of what was found in it."""
 
 _KEYS = {"rewards": ("run", "completion_id"), "advantages": ("run", "completion_id"), "groups": ("run", "group_id")}
 _SQL_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-
-
-def parse_filter(condition: str) -> pl.Expr:
-    """The condition of a WHERE in SQL, `reward > 0.5 and not is_correct`, as an expression.
-
-    Raises:
-        BadInput: it can't be read.
-    """
-    try:
-        return pl.sql_expr(condition)
-    except _SQL_ERRORS as error:
-        remedy = "Write it as after WHERE in SQL: --where \"reward > 0.5 and finish_reason = 'length'\""
-        raise BadInput(f"--where {condition!r}", f"it can't be read ({first_line(error)})", remedy) from error
 
 
 def grep(pattern: str, where: pl.Expr | None = None) -> Question:
@@ -44,7 +32,9 @@ def grep(pattern: str, where: pl.Expr | None = None) -> Question:
         pl.select(pl.lit("").str.contains(pattern))
     except _SQL_ERRORS as error:
         remedy = "They are those of Rust's regex: neither look-around nor back-references. Escape signs with \\"
-        raise BadInput(f"grep {pattern!r}", f"it is no regular expression ({first_line(error)})", remedy) from error
+        reasons = [line.removeprefix("error: ") for line in str(error).splitlines() if line.startswith("error: ")]
+        reason = reasons[0] if reasons else first_line(error)
+        raise BadInput(f"grep {pattern!r}", f"it is no regular expression ({reason})", remedy) from error
     around = rf"(?s:.{{0,{CONTEXT_CHARACTERS}}})"
     named = [] if where is None else list(dict.fromkeys(where.meta.root_names()))
 
@@ -54,7 +44,7 @@ def grep(pattern: str, where: pl.Expr | None = None) -> Question:
         shown = [name for name in named if name not in (*COMPLETION, "completion_text")]
         rows = join_columns(rows, tables, [*shown, "reward", "is_correct"])
         if where is not None:
-            rows = rows.filter(where)
+            rows = checked(rows, where)
         found = text.str.extract(f"({around}(?:{pattern}){around})")
         return rows.select(
             *COMPLETION,

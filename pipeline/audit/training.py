@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.audit.question import COMPLETION, Question, join_completions
+from pipeline.audit.question import COMPLETION, Question, has_rows, join_completions, need
 from pipeline.audit.tables import Tables
 
 _PROMPT_ID = pl.col("group_id").str.split("/").list.last().alias("prompt_id")
@@ -21,7 +21,10 @@ def find_truncated(tables: Tables) -> pl.LazyFrame:
 def find_token_disagreements(tables: Tables) -> pl.LazyFrame:
     """Each trained token, with how far the log-probabilities of sampler and trainer are apart, in nats."""
     lists = ["token_id", "sampling_logprob", "old_logprob"]
-    trained = tables["token_logprobs"].select("run", "completion_id", old_logprob="old_logprobs")
+    recorded = tables["token_logprobs"]
+    problem = "nothing was trained on, so that the trainer has no log-probabilities"
+    need(has_rows(recorded), "token_mismatch", problem, "Ask about an iteration that kept a group")
+    trained = recorded.select("run", "completion_id", old_logprob="old_logprobs")
     sampled = tables["rollouts"].select(
         *COMPLETION, token_id="completion_token_ids", sampling_logprob="sampling_logprobs"
     )

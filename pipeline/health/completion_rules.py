@@ -57,7 +57,7 @@ def completions_not_repetitive(evidence: Evidence, limits: HealthParams) -> Find
         Limit(limits.max_repetitive_fraction),
         "The policy degenerates, or repeating pays: see their rewards, lower training.learning_rate",
     )
-    rows = Rows(f'rollbook audit repeats --where "compression_ratio > {limits.repetitive_compression_ratio:g}"')
+    rows = Rows(f'rollbook audit repetition --where "compression_ratio > {limits.repetitive_compression_ratio:g}"')
     if finding.level != "ok":
         found = repetitive.sort("ratio", "completion_id", descending=[True, False])["completion_id"]
         rows = dataclasses.replace(rows, n=found.len(), ids=tuple(found.head(N_IDS)))

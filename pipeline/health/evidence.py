@@ -51,8 +51,8 @@ def sql_command(query: str, iterations: tuple[int, int] | None = None) -> str:
 def asked_of(command: str, run: str, iteration: int) -> str:
     """The command of a finding of `iteration`, to be asked from anywhere in the repository.
 
-    >>> asked_of("rollbook audit tokens", "demo", 3)
-    'rollbook audit --run demo/0003 tokens'
+    >>> asked_of("rollbook audit steps", "demo", 3)
+    'rollbook audit --run demo/0003 steps'
     """
     tool, _, rest = command.removeprefix("rollbook ").partition(" ")
     if not command.startswith("rollbook "):

@@ -69,7 +69,7 @@ def _over_tokens(evidence: Evidence, statistic: pl.Expr) -> Any:
 
 
 def _worst_completions(finding: Finding, evidence: Evidence) -> Finding:
-    rows = Rows("rollbook audit tokens")
+    rows = Rows("rollbook audit token_mismatch")
     if finding.level != "ok":
         worst = _tokens(evidence).group_by("completion_id").agg(ratio=_difference().abs().exp().mean())
         found = worst.sort("ratio", "completion_id", descending=[True, False]).collect()["completion_id"]

@@ -140,7 +140,7 @@ def held_out_follows(evidence: Evidence, limits: HealthParams) -> Finding:
         return holds(name, limit, message, max(fall, 0.0))
     advice = "The policy learns what the training prompts reward, not the task: read the best completions for a hack"
     finding = Finding(name, "warn", fall, limit, f"{message}: likely a hack", advice)
-    return _over_iterations(finding, evidence, n, "held-out")
+    return _over_iterations(finding, evidence, n, "held_out")
 
 
 def _change(evidence: Evidence, column: str, n: int) -> Change | None:

@@ -42,7 +42,7 @@ class CheckoutFiles:
     """The iteration that lies in a checkout."""
 
     root: Path
-    name: str = "data"
+    name: str = "this checkout"
     may_be_pruned: bool = False
 
     def file(self, artifact: str) -> Path | None:

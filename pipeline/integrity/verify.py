@@ -24,14 +24,14 @@ ROWS_NAMED = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong with `artifact` of `iteration` (a tag, or `data`)."""
+    """Something that is wrong with `artifact` of `iteration`, which is None where it lies in a checkout."""
 
-    iteration: str
+    iteration: str | None
     artifact: str
     what: str
 
     def __str__(self) -> str:
-        return f"{self.iteration} {self.artifact}: {self.what}"
+        return f"{self.iteration} {self.artifact}: {self.what}" if self.iteration else f"{self.artifact}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def verify_checkout(checkout: Path) -> list[Problem]:
     """
     before = _parent(checkout)
     before_lock = None if before is None else parse_lock(_committed(checkout, before, LOCKFILE), LOCKFILE)
-    return list(_verify(_Subject(CheckoutFiles(checkout), None, before, before_lock), Hashes()))
+    return _verify(_Subject(CheckoutFiles(checkout), None, before, before_lock), Hashes())
 
 
 def verify_run(repository: Repository, name: str) -> Iterator[tuple[Iteration, list[Problem]]]:
@@ -69,10 +69,10 @@ def verify_run(repository: Repository, name: str) -> Iterator[tuple[Iteration, l
         lock = parse_lock(_committed(root, iteration, LOCKFILE), f"{LOCKFILE} of {iteration.name}")
         files = CommittedFiles(root, repository.cache_dir, iteration, lock)
         before_lock = parse_lock(_committed(root, before, LOCKFILE)) if before else None
-        yield iteration, list(_verify(_Subject(files, iteration.number, before, before_lock), hashes))
+        yield iteration, _verify(_Subject(files, iteration.number, before, before_lock), hashes)
 
 
-def _verify(subject: _Subject, hashes: Hashes) -> Iterator[Problem]:
+def _verify(subject: _Subject, hashes: Hashes) -> list[Problem]:
     files = subject.files
     params_text, pipeline, lock_text = (_text(files, name) for name in (links.PARAMS, PIPELINE_FILE, LOCKFILE))
     params = parse_params(params_text, f"{links.PARAMS} of {files.name}")
@@ -89,20 +89,22 @@ def _verify(subject: _Subject, hashes: Hashes) -> Iterator[Problem]:
         *links.fingerprint_problems(evidence),
         *links.headline_problems(evidence),
     ]
-    yield from (Problem(files.name, artifact, what) for artifact, what in found)
     for rule in RULES:
         if all(table in evidence.tables for table in rule.needs):
-            yield from _rule_problems(rule, evidence)
+            found += _broken(rule, evidence)
+    name = None if subject.number is None else files.name
+    return [Problem(name, artifact, what) for artifact, what in found]
 
 
-def _rule_problems(rule: Rule, evidence: Evidence) -> Iterator[Problem]:
+def _broken(rule: Rule, evidence: Evidence) -> list[links.Problem]:
+    """The rows that break `rule`, as one problem, if there are any."""
     rows = rule.find(evidence).collect()
     if rows.height == 0:
-        return
+        return []
     key = rows.columns[0]
     named = [f"{key} {value}: {why}" for value, why in rows.sort(key).head(ROWS_NAMED).select(key, "why").iter_rows()]
     more = f"; and {rows.height - ROWS_NAMED:,} more" if rows.height > ROWS_NAMED else ""
-    yield Problem(evidence.files.name, TABLE_FILES[rule.table][0], f"{'; '.join(named)}{more} [{rule.name}]")
+    return [(TABLE_FILES[rule.table][0], f"{'; '.join(named)}{more} [{rule.name}]")]
 
 
 def _parent(checkout: Path) -> Iteration | None:

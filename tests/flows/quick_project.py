@@ -52,22 +52,29 @@ from pipeline.table_io import write_json, write_table, write_text
 from pipeline.tables import TABLES
 from pipeline.versioning.git import file_at_commit
 from stages.runner import Result, run_stage
-from tests.iteration_sample import sample_frames, sample_metrics
+from tests.iteration_sample import sample_metrics
+from tests.sound_iteration import headline_of, sound_frames
 
 DATA = pathlib.Path("data")
+TABLES_OF_ROLLOUT = {"prompts", "selection", "rollouts", "rewards", "advantages", "groups", "train_steps"}
 name = sys.argv.pop()
 
 
 def work(params):
-    make_trouble()
-    frames = sample_frames(params.iteration)
+    frames = sound_frames(params)
+    if make_trouble() == "unsound":
+        frames["rewards"] = frames["rewards"].with_columns(reward=frames["rewards"]["reward"] + 1)
     if name != "report":
-        tables = set(frames) - {"eval"} if name == "rollout" else {"eval"}
+        tables = TABLES_OF_ROLLOUT if name == "rollout" else {"eval"}
         for table in sorted(tables):
-            write_table(frames[table], DATA / f"{table}.parquet", TABLES[table])
+            metadata = {"temperature": repr(params.sampling.temperature)} if table == "rollouts" else None
+            write_table(frames[table], DATA / f"{table}.parquet", TABLES[table], metadata)
         return Result(f"iteration {params.iteration}, n_prompts {params.evaluate.n_prompts}", {})
     older = params.parent and file_at_commit(params.parent, DATA / "history.csv").decode()
-    row = history_row(params.iteration, sample_metrics())
+    headline = headline_of(frames, params.iteration)
+    score = {key: headline[key] for key in ("reward_mean", "pass_rate")}
+    rollout = {"n_completions": headline["n_completions"]}
+    row = history_row(params.iteration, sample_metrics(score=score, rollout=rollout))
     write_text(append_history(older, row), DATA / "history.csv")
     action = params.report.on_health.kl_bounded
     finding = Finding("kl_bounded", "warn", 1.0, 0.5, "KL is 1, above 0.5", "Be careful", action)
@@ -92,6 +99,7 @@ def make_trouble():
         time.sleep(60)
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    return kind
 
 
 run_stage(name, work)
@@ -136,7 +144,10 @@ class QuickProject:
         return new_run(self.repository, run, settings=self.seed(run))
 
     def order_trouble(self, stage: str, what: str) -> None:
-        """Have `stage` fail with `what`: transient, bad_input, bug, killed, sleep; followed by " once", one time."""
+        """Have `stage` fail with `what`: transient, bad_input, bug, killed, sleep; followed by " once", one time.
+
+        With `unsound`, `rollout` writes rewards that are not the sum of their terms.
+        """
         (self.trouble / stage).write_text(what, encoding="utf-8")
 
     def clear_trouble(self) -> None:

@@ -39,11 +39,12 @@ def test_a_task_per_stage_in_order_then_the_commit(here: QuickProject) -> None:
     state = iteration("plain", 0, return_state=True)
     assert state.is_completed()
     assert flow_run(state).name == "plain/0000"
-    runs = task_runs(state, lambda runs: len(runs) == 4)
+    runs = task_runs(state, lambda runs: len(runs) == 5)
     assert [run.name for run in runs] == [
         "plain/0000 rollout",
         "plain/0000 evaluate",
         "plain/0000 report",
+        "plain/0000 verify",
         "plain/0000 commit",
     ]
     assert here.tags("plain") == ["plain/0000"]
@@ -66,7 +67,7 @@ def test_what_may_pass_is_tried_again(here: QuickProject) -> None:
     here.order_trouble("evaluate", "killed once")
     state = iteration("unlucky", 0, return_state=True)
     assert state.is_completed()
-    assert [run.run_count for run in task_runs(state, lambda runs: len(runs) == 4)] == [2, 2, 1, 1]
+    assert [run.run_count for run in task_runs(state, lambda runs: len(runs) == 5)] == [2, 2, 1, 1, 1]
     assert here.tags("unlucky") == ["unlucky/0000"]
 
 
@@ -77,6 +78,15 @@ def test_tries_end(here: QuickProject) -> None:
     assert state.is_failed()
     assert "rollout: registry: it does not answer" in str(state.message)
     assert [run.run_count for run in task_runs(state, lambda runs: len(runs) == 1)] == [4]
+
+
+def test_what_is_unsound_is_not_committed(here: QuickProject) -> None:
+    here.begin("unsound")
+    here.order_trouble("rollout", "unsound")
+    state = iteration("unsound", 0, return_state=True)
+    assert state.is_failed()
+    assert "data/rewards.parquet: completion_id 0000/0000000000000000/0: its reward is 2.0, " in str(state.message)
+    assert here.tags("unsound") == []
 
 
 def test_a_stale_stage_is_not_committed(here: QuickProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_many_completions_that_repeat_themselves_warn(n: int, level: str) -> Non
     assert (finding.level, finding.value) == (level, n / 10)
     assert finding.rows is not None
     assert finding.rows.ids == (tuple(f"0000/0000000000000000/{k}" for k in range(3)) if level == "warn" else ())
-    assert finding.rows.query == 'rollbook audit repeats --where "compression_ratio > 4"'
+    assert finding.rows.query == 'rollbook audit repetition --where "compression_ratio > 4"'
 
 
 def test_prose_does_not_repeat_itself() -> None:

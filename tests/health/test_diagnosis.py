@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import polars as pl
 import pytest
 
+from pipeline.audit.registry import QUESTIONS
 from pipeline.health import RULES, Evidence, as_json, diagnose, overall_level
+from pipeline.health.trend_rules import held_out_follows, length_earns
 from pipeline.history_rows import HistoryRow
 from pipeline.params import HealthParams, OnHealthParams, ReportParams
-from tests.health.planted import a_row, evidence
+from tests.health.planted import a_row, course, evidence
 from tests.iteration_sample import no_group_kept, sample_frames, sample_metrics
 
 PARAMS = ReportParams(health=HealthParams(max_no_signal_fraction=0.7))
@@ -106,6 +109,17 @@ def test_each_query_in_sql_finds_the_rows_that_are_named() -> None:
             assert [str(value) for value in found.head(5)] == [name.split()[-1] for name in finding.rows.ids]
             n_asked += 1
     assert n_asked >= 6
+
+
+def test_the_questions_that_are_named_exist() -> None:
+    limits = HealthParams()
+    worse = course(eval_pass_at_1=[0.5] * 5 + [0.4] * 5, pass_rate=[0.4] * 5 + [0.5] * 5)
+    longer = course(completion_tokens_mean=[9.0] * 5 + [20.0] * 5, pass_rate=[0.4] * 10)
+    findings = [*diagnose(broken_in_every_way(), ReportParams()), held_out_follows(worse, limits)]
+    queries = [one.rows.query for one in [*findings, length_earns(longer, limits)] if one.rows]
+    asked = [re.sub("--iterations [^ ]+ ", "", query).split()[2] for query in queries if " audit " in query]
+    assert set(asked) == {"token_mismatch", "repetition", "held_out", "length"}
+    assert set(asked) <= QUESTIONS.keys()
 
 
 def test_rows_of_other_iterations_are_not_looked_at() -> None:
