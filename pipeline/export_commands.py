@@ -10,8 +10,8 @@ from typing import Annotated
 import polars as pl
 import typer
 
-from pipeline.audit.search import parse_filter
-from pipeline.errors import BadInput, first_line
+from pipeline.audit.filters import checked, parse_filter
+from pipeline.errors import BadInput
 from pipeline.exports.best import best_completions
 from pipeline.exports.card import make_card
 from pipeline.exports.completions import scan_completions
@@ -87,19 +87,8 @@ def dataset(
 def _completions(name: str, where: str | None) -> tuple[Repository, list[Iteration], pl.LazyFrame]:
     repository = Repository.find()
     iterations = select_iterations(repository, name)
-    condition = parse_filter(where) if where else None
-    completions = scan_completions(repository, name.partition("/")[0], iterations, condition)
-    if condition is not None:
-        _check_columns(completions, str(where))
-    return repository, iterations, completions
-
-
-def _check_columns(completions: pl.LazyFrame, where: str) -> None:
-    try:
-        completions.collect_schema()
-    except pl.exceptions.ColumnNotFoundError as error:
-        problem = f"there is no such column ({first_line(error)})"
-        raise BadInput(f"--where {where!r}", problem, "Name a column of the completions") from error
+    completions = scan_completions(repository, name.partition("/")[0], iterations)
+    return repository, iterations, checked(completions, parse_filter(where)) if where else completions
 
 
 def _write_file(

@@ -42,12 +42,15 @@ def report(
 
     repository = Repository.find()
     iterations = select_iterations(repository, name)
-    browsed = spread(iterations)
+    others = select_iterations(repository, against) if against else []
+    differing = differing_iterations(iterations, others)
+    browsed = spread(differing or iterations)
     tables = scan_iterations(repository, name, browsed)
     compared = None
     if against:
-        theirs = scan_iterations(repository, against, spread(select_iterations(repository, against)))
-        compared = compare_with(tables, theirs, against)
+        numbers = {iteration.number for iteration in browsed}
+        beside = [iteration for iteration in others if iteration.number in numbers] if differing else spread(others)
+        compared = compare_with(tables, scan_iterations(repository, against, beside), against)
     history, health = _numbers(repository, iterations)
     given = RunInput(name, iterations, history, health, browsed, tables, GROUPS_PER_OUTCOME, against or "", compared)
     names = [name, against] if against else [name]
@@ -56,6 +59,12 @@ def report(
     write_text(render_run(given), file)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     typer.echo(f"{name}: {shown} ({file.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+
+
+def differing_iterations(iterations: list[Iteration], others: list[Iteration]) -> list[Iteration]:
+    """Those of `iterations` that are another commit in `others`: a run shares commits with the one it left."""
+    commits = {other.number: other.commit for other in others}
+    return [one for one in iterations if commits.get(one.number, one.commit) != one.commit]
 
 
 def scan_iterations(repository: Repository, name: str, iterations: list[Iteration]) -> Tables:

@@ -15,12 +15,10 @@ FIRST = (*KEY, "prompt_id", "group_id", "completion_id", "prompt", "completion_t
 TOKEN_COLUMNS = ("prompt_token_ids", "completion_token_ids", "sampling_logprobs")
 
 
-def scan_completions(
-    repository: Repository, run: str, iterations: Sequence[Iteration], where: pl.Expr | None = None
-) -> pl.LazyFrame:
+def scan_completions(repository: Repository, run: str, iterations: Sequence[Iteration]) -> pl.LazyFrame:
     """The completions of `iterations` of `run`, joined with rewards, advantages, groups and prompts.
 
-    `prompt` is the chat, a list of messages; token lists are left out. `where` may name any column.
+    `prompt` is the chat, a list of messages; token lists are left out.
     """
     names = [f"{run}/{iteration.number:04d}" for iteration in iterations]
     tables = {name: scan(name, names, repo=repository) for name in ("rollouts", "rewards", "advantages", "groups")}
@@ -37,5 +35,4 @@ def scan_completions(
         .join(prompts, ["run", "iteration", "prompt_id"])
     )
     rest = [name for name in joined.collect_schema() if name not in FIRST]
-    ordered = joined.select(*FIRST, *rest).sort("iteration", "completion_id")
-    return ordered if where is None else ordered.filter(where)
+    return joined.select(*FIRST, *rest).sort("iteration", "completion_id")

@@ -37,7 +37,7 @@ def sampling_kl_bounded(evidence: Evidence, limits: HealthParams) -> Finding:
 
 def logprobs_agree(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where the mean of exp(|old - sampling|) over the trained tokens is above `max_probability_ratio`."""
-    value = _over_tokens(evidence, _difference().abs().exp().mean())
+    value = _over_tokens(evidence, pl.col("ratio").sum() / pl.col("n").sum())
     limit = Limit(limits.max_probability_ratio)
     finding = bounded("logprobs_agree", "ratio of sampler's and trainer's probabilities", value, limit, ADVICE)
     return _worst_completions(finding, evidence)
@@ -45,33 +45,40 @@ def logprobs_agree(evidence: Evidence, limits: HealthParams) -> Finding:
 
 def weights_effective(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where the effective sample size of exp(old - sampling) is below `min_effective_fraction` of the tokens."""
-    weight = _difference().exp()
-    value = _over_tokens(evidence, weight.sum() ** 2 / ((weight**2).sum() * pl.len()))
+    value = _over_tokens(evidence, pl.col("weight").sum() ** 2 / (pl.col("square").sum() * pl.col("n").sum()))
     limit = Limit(limits.min_effective_fraction, is_lower=True)
     finding = bounded("weights_effective", "effective fraction of the trained tokens", value, limit, ADVICE)
     return _worst_completions(finding, evidence)
 
 
-def _difference() -> pl.Expr:
-    return pl.col("old_logprobs").cast(pl.Float64) - pl.col("sampling_logprobs").cast(pl.Float64)
-
-
-def _tokens(evidence: Evidence) -> pl.LazyFrame:
-    """A row per trained token: `completion_id`, `sampling_logprobs`, `old_logprobs`."""
+def _sums(evidence: Evidence) -> pl.LazyFrame:
+    """Per trained completion: `n` tokens, and over these the sums `ratio`, `weight` and `square` (of the weights)."""
     sampled = evidence.tables["training_set"].select("completion_id", "sampling_logprobs")
     trained = evidence.tables["token_logprobs"].select("completion_id", "old_logprobs")
-    return trained.join(sampled, "completion_id").explode("sampling_logprobs", "old_logprobs")
+    old, sampling = (pl.col(name).cast(pl.List(pl.Float64)) for name in ("old_logprobs", "sampling_logprobs"))
+    difference, token = pl.col("difference"), pl.element()
+    return (
+        trained.join(sampled, "completion_id")
+        .select("completion_id", difference=old - sampling)
+        .select(
+            "completion_id",
+            n=difference.list.len().cast(pl.Int64),
+            ratio=difference.list.eval(token.abs().exp()).list.sum(),
+            weight=difference.list.eval(token.exp()).list.sum(),
+            square=difference.list.eval((2 * token).exp()).list.sum(),
+        )
+    )
 
 
 def _over_tokens(evidence: Evidence, statistic: pl.Expr) -> Any:
-    found = _tokens(evidence).select(n=pl.len(), value=statistic).collect().row(0, named=True)
-    return found["value"] if found["n"] else "no token was trained on"
+    found = _sums(evidence).select(n=pl.col("n").sum(), value=statistic).collect(engine="streaming")
+    return found["value"][0] if found["n"][0] else "no token was trained on"
 
 
 def _worst_completions(finding: Finding, evidence: Evidence) -> Finding:
     rows = Rows("rollbook audit token_mismatch")
     if finding.level != "ok":
-        worst = _tokens(evidence).group_by("completion_id").agg(ratio=_difference().abs().exp().mean())
-        found = worst.sort("ratio", "completion_id", descending=[True, False]).collect()["completion_id"]
+        worst = _sums(evidence).select("completion_id", mean=pl.col("ratio") / pl.col("n"))
+        found = worst.sort("mean", "completion_id", descending=[True, False]).collect()["completion_id"]
         rows = dataclasses.replace(rows, n=found.len(), ids=tuple(found.head(N_IDS)))
     return dataclasses.replace(finding, rows=rows)

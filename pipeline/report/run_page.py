@@ -132,16 +132,18 @@ def browsed_note(given: RunInput) -> str:
 
 
 def rule_rows(iterations: list[Iteration], health: list[dict[str, Any] | None]) -> list[RuleRow]:
-    """The rules that were broken or watched in any iteration, those broken most often first."""
-    found: dict[str, RuleRow] = {}
-    for place, one in enumerate(health):
+    """The rules that were broken or watched in any iteration, those that warn and were broken most often first."""
+    broken: dict[str, list[tuple[Iteration, dict[str, Any]]]] = {}
+    for iteration, one in zip(iterations, health, strict=True):
         for finding in (one or {}).get("findings", []):
-            if finding["level"] == "ok" or finding["action"] == "ignore":
-                continue
-            rule, last = finding["rule"], iterations[place]
-            n = found[rule].n_broken if rule in found else 0
-            found[rule] = RuleRow(rule, _cells(rule, iterations, health), n + 1, finding, last)
-    return sorted(found.values(), key=lambda row: (row.last["level"] != "warn", -row.n_broken))
+            if finding["level"] != "ok" and finding["action"] != "ignore":
+                broken.setdefault(finding["rule"], []).append((iteration, finding))
+    rows = [
+        RuleRow(rule, _cells(rule, iterations, health), len(found), last, iteration)
+        for rule, found in broken.items()
+        for iteration, last in found[-1:]
+    ]
+    return sorted(rows, key=lambda row: (row.last["level"] != "warn", -row.n_broken))
 
 
 def _cells(rule: str, iterations: list[Iteration], health: list[dict[str, Any] | None]) -> list[tuple[str, str]]:

@@ -78,6 +78,15 @@ def test_two_commits_side_by_side(run: SampleRun, tmp_path: Path) -> None:
     assert (flips.count("gained"), flips.count("same")) == (8, 56)
 
 
+def test_of_two_runs_the_iterations_that_differ_are_compared(run: SampleRun, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    report("demo", "--against", "strict", "--output", file)
+    html = file.read_text(encoding="utf-8")
+    assert {group["iteration"] for group in data_of(html)} == {2}  # 0 and 1 are the same commits
+    assert "of 1 of 3 iterations: 2; another one: rollbook report demo/0000" in Page(html).text
+    assert "8 gained" in Page(html).text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
