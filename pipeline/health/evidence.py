@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
@@ -36,6 +37,28 @@ class Evidence:
     def rows(self) -> list[HistoryRow]:
         """The history with the row of this iteration at its end."""
         return [*self.history, history_row(self.iteration, self.metrics)]
+
+    @cached_property
+    def mismatch(self) -> pl.DataFrame:
+        """Per trained completion: `n` tokens, and sums over these of what sampler and trainer differ by.
+
+        With d = old - sampling, `ratio` is the sum of exp(|d|), `weight` that of exp(d) and `square` of exp(2 d).
+        """
+        sampled = self.tables["training_set"].select("completion_id", "sampling_logprobs")
+        trained = self.tables["token_logprobs"].select("completion_id", "old_logprobs")
+        old, sampling = (pl.col(name).cast(pl.List(pl.Float64)) for name in ("old_logprobs", "sampling_logprobs"))
+        difference, token = pl.col("difference"), pl.element()
+        sums = {"ratio": token.abs().exp(), "weight": token.exp(), "square": (2 * token).exp()}
+        return (
+            trained.join(sampled, "completion_id")
+            .select("completion_id", difference=old - sampling)
+            .select(
+                "completion_id",
+                n=difference.list.len().cast(pl.Int64),
+                **{name: difference.list.eval(value).list.sum() for name, value in sums.items()},
+            )
+            .collect(engine="streaming")
+        )
 
 
 def sql_command(query: str, iterations: tuple[int, int] | None = None) -> str:

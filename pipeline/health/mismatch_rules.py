@@ -51,34 +51,15 @@ def weights_effective(evidence: Evidence, limits: HealthParams) -> Finding:
     return _worst_completions(finding, evidence)
 
 
-def _sums(evidence: Evidence) -> pl.LazyFrame:
-    """Per trained completion: `n` tokens, and over these the sums `ratio`, `weight` and `square` (of the weights)."""
-    sampled = evidence.tables["training_set"].select("completion_id", "sampling_logprobs")
-    trained = evidence.tables["token_logprobs"].select("completion_id", "old_logprobs")
-    old, sampling = (pl.col(name).cast(pl.List(pl.Float64)) for name in ("old_logprobs", "sampling_logprobs"))
-    difference, token = pl.col("difference"), pl.element()
-    return (
-        trained.join(sampled, "completion_id")
-        .select("completion_id", difference=old - sampling)
-        .select(
-            "completion_id",
-            n=difference.list.len().cast(pl.Int64),
-            ratio=difference.list.eval(token.abs().exp()).list.sum(),
-            weight=difference.list.eval(token.exp()).list.sum(),
-            square=difference.list.eval((2 * token).exp()).list.sum(),
-        )
-    )
-
-
 def _over_tokens(evidence: Evidence, statistic: pl.Expr) -> Any:
-    found = _sums(evidence).select(n=pl.col("n").sum(), value=statistic).collect(engine="streaming")
+    found = evidence.mismatch.select(n=pl.col("n").sum(), value=statistic)
     return found["value"][0] if found["n"][0] else "no token was trained on"
 
 
 def _worst_completions(finding: Finding, evidence: Evidence) -> Finding:
     rows = Rows("rollbook audit token_mismatch")
     if finding.level != "ok":
-        worst = _sums(evidence).select("completion_id", mean=pl.col("ratio") / pl.col("n"))
-        found = worst.sort("mean", "completion_id", descending=[True, False]).collect()["completion_id"]
+        worst = evidence.mismatch.select("completion_id", mean=pl.col("ratio") / pl.col("n"))
+        found = worst.sort("mean", "completion_id", descending=[True, False])["completion_id"]
         rows = dataclasses.replace(rows, n=found.len(), ids=tuple(found.head(N_IDS)))
     return dataclasses.replace(finding, rows=rows)
