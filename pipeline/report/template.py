@@ -34,8 +34,16 @@ def make_browser(
     choice: Choice, groups: list[dict[str, Any]], rest: str, against: str = "", against_note: str = ""
 ) -> Browser:
     """The browser of `groups`, as `embed_groups` gives them; `against` names the other commit, if there is one."""
+    completions = [completion for group in groups for completion in group["completions"]]
+    n_cut = sum(len(completion["completion_text"]) < completion["n_characters"] for completion in completions)
+    cut = _said_of_cut(n_cut)
     data = {"groups": groups, "signs": SIGN_PATTERN, "sign_names": sign_names(groups), "against": against}
-    return Browser(as_script(data), choice.note, "" if choice.is_everything else rest, against_note)
+    return Browser(as_script(data), f"{choice.note}{cut}", "" if choice.is_everything else rest, against_note)
+
+
+def _said_of_cut(n: int) -> str:
+    some = "1 text is cut, and" if n == 1 else f"{n:,} texts are cut, and"
+    return f"; {some} searched as far as on this page" if n else ""
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,20 @@ def test_a_link_opens_its_completion_wherever_it_is(tab: Tab, ordinary: str) -> 
     assert status(tab).startswith("All 64")
 
 
+def test_a_linked_group_comes_first_until_something_else_is_asked(tab: Tab, ordinary: str) -> None:
+    tab.open(f"{ordinary}#group=0000/000000000000000f")
+    assert shown(tab, "details.group")[0] == "0000/000000000000000f"
+    fill(tab, sort="group_id")
+    fill(tab, direction="ascending")
+    assert shown(tab, "details.group")[0] == "0000/0000000000000000"
+
+
+def test_an_address_that_was_cut_short_breaks_nothing(tab: Tab, ordinary: str) -> None:
+    tab.open(f"{ordinary}#completion=0000%2")
+    assert "There is no completion 0000%2" in tab.run("document.getElementById('missing').textContent")
+    assert tab.errors == []
+
+
 def test_links_to_groups_and_prompts_work_too(tab: Tab, ordinary: str) -> None:
     for link in ("group=0000/000000000000000e", "prompt=000000000000000e"):
         tab.open(f"{ordinary}#{link}")
@@ -303,6 +317,7 @@ def test_a_megabyte_is_folded_up_and_cut_with_a_note(tab: Tab, tmp_path: Path) -
     )
     assert "… 1,050,000 characters" in tab.run("document.querySelector('.target summary').textContent")
     tab.run("document.querySelector('.target details').open = true; new Promise((done) => setTimeout(done, 50))")
+    assert "; 1 text is cut" in tab.run("document.getElementById('groups').textContent")
     text = tab.run("document.querySelector('.target details > pre').textContent")
     assert text.startswith("<b>" * 6_000)
     assert "1,030,000 of 1,050,000 characters are not on this page: rollbook show 0000/" in text

@@ -9,11 +9,17 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const GROUPS_AT_A_TIME = 10;
 
 /** One row per completion: its own columns and, under their names, those of its group. */
-const rows = data.groups.flatMap((group) => group.completions.map((completion) => ({ ...scalars(group), ...completion })));
+const rows = data.groups.flatMap((group) => {
+  const shared = scalars(group);
+  return group.completions.map((completion) => ({ ...shared, ...completion }));
+});
 const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))].sort();
 const isOneIteration = new Set(data.groups.map((group) => group.iteration)).size < 2;
-const state = { conditions: [], pattern: null, sort: "", isDescending: true, nShown: GROUPS_AT_A_TIME };
+
+/** `linked` is the group that the address names, which comes first. */
+const state = { conditions: [], pattern: null, sort: "", isDescending: true, linked: null, nShown: GROUPS_AT_A_TIME };
 
 function scalars(group) {
   return Object.fromEntries(Object.entries(group).filter(([, value]) => value === null || typeof value !== "object"));
 }
+

@@ -1,7 +1,7 @@
 /* Which completions match, and in what order. */
 
 const OPERATORS = {
-  "=": (value, wanted) => same(value, wanted),
+  "=": same,
   "≠": (value, wanted) => !same(value, wanted),
   "<": (value, wanted) => value !== null && value < Number(wanted),
   "≤": (value, wanted) => value !== null && value <= Number(wanted),
@@ -19,8 +19,10 @@ function same(value, wanted) {
 }
 
 function isMatch(row) {
-  const passes = state.conditions.every(({ column, operator, value }) => OPERATORS[operator](row[column] ?? null, value));
-  return passes && (state.pattern === null || state.pattern.test(row.completion_text));
+  return (
+    state.conditions.every(({ column, operator, value }) => OPERATORS[operator](row[column] ?? null, value)) &&
+    (state.pattern === null || state.pattern.test(row.completion_text))
+  );
 }
 
 /** Null last, whichever way; text by its characters. */
@@ -43,5 +45,7 @@ function select() {
   const places = new Map([...byGroup.keys()].map((id, place) => [id, place]));
   const found = data.groups.filter((group) => byGroup.has(group.group_id));
   if (state.sort) found.sort((one, other) => places.get(one.group_id) - places.get(other.group_id));
+  found.sort((one, other) => (other === state.linked) - (one === state.linked));
   return { groups: found, matches: byGroup, nCompletions: matching.length };
 }
+

@@ -53,7 +53,8 @@ function preformatted(content, suffix = null) {
 function passage(text, nCharacters, command, show = inert) {
   if (text === "") return element("p", { className: "soft" }, "the text is empty");
   const missing = nCharacters - [...text].length;
-  const cut = missing > 0 ? note(` ${count(missing)} of ${count(nCharacters)} characters are not on this page: ${command}`) : null;
+  const said = ` ${count(missing)} of ${count(nCharacters)} characters are not on this page: ${command}`;
+  const cut = missing > 0 ? note(said) : null;
   const lines = text.split("\n");
   if (text.length <= PREVIEW_CHARACTERS && lines.length <= PREVIEW_LINES) return preformatted(show(text), cut);
   const beginning = lines.slice(0, PREVIEW_LINES).join("\n").slice(0, PREVIEW_CHARACTERS).toWellFormed();
@@ -76,7 +77,8 @@ const count = (value) => value.toLocaleString("en-US");
 
 function decimal(value) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? count(value) : Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 12 });
+  if (Number.isInteger(value)) return count(value);
+  return Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 12 });
 }
 
 function signed(value) {
@@ -84,3 +86,4 @@ function signed(value) {
   const rounded = value.toFixed(3);
   return Number(rounded) === 0 ? "0" : value > 0 ? `+${rounded}` : rounded;
 }
+

@@ -23,7 +23,6 @@ function termsOf(completion) {
 function completionCard(completion, isMatching) {
   const id = completion.completion_id;
   const kind = KINDS.get(completion.is_correct);
-  const flip = completion.flip && completion.flip !== "same" ? element("span", { className: `pill flip ${completion.flip}`, textContent: completion.flip }) : null;
   const card = element(
     "article",
     { id: `completion=${id}`, className: `${kind}${isMatching ? "" : " dim"}` },
@@ -32,14 +31,14 @@ function completionCard(completion, isMatching) {
       { className: "line" },
       link("completion", id, String(completion.completion_index)),
       element("span", { className: "verdict", textContent: VERDICTS.get(completion.is_correct) }),
-      completion.finish_reason === "length" ? element("span", { className: "pill warn", textContent: "cut off" }) : null,
-      flip,
+      completion.finish_reason === "length" ? pill("cut off", "warn") : null,
+      completion.flip && completion.flip !== "same" ? pill(completion.flip, `flip ${completion.flip}`) : null,
       element("span", { className: "soft", textContent: `${count(completion.n_tokens)} tokens` }),
     ),
     passage(completion.completion_text, completion.n_characters, `rollbook show ${id}`, marked),
     facts([
       ["reward", decimal(completion.reward)],
-      ["advantage", signed(completion.advantage), completion.advantage > 0 ? "up" : completion.advantage < 0 ? "down" : ""],
+      ["advantage", signed(completion.advantage), ["down", "", "up"][1 + Math.sign(completion.advantage ?? 0)]],
       termsOf(completion) ? ["terms", termsOf(completion)] : null,
       ["extracted", completion.extracted_answer ?? "nothing"],
       completion.score_error === null ? null : ["error", completion.score_error, "error"],
@@ -54,20 +53,25 @@ function againstPart(completion) {
   if (completion.flip === "same" && completion.against_text === null) {
     return element("p", { className: "soft against", textContent: `the same in ${data.against}` });
   }
-  const title = element("p", { className: "soft", textContent: `in ${data.against}` });
-  if (completion.flip === null) return element("div", { className: "against" }, title, element("p", { className: "soft" }, "not there"));
-  const isSameText = completion.against_text === null;
+  if (completion.flip === null) {
+    return element("p", { className: "soft against", textContent: `not in ${data.against}` });
+  }
+  const { against_text: text, against_n_characters: nCharacters } = completion;
   return element(
     "div",
-    { className: `against ${KINDS.get(completion.against_is_correct)}` },
-    title,
-    isSameText ? null : passage(completion.against_text, completion.against_n_characters, "see that commit"),
+    { className: "against" },
+    element("p", { className: "soft", textContent: `in ${data.against}` }),
+    text === null ? null : passage(text, nCharacters, `rollbook report ${data.against}`),
     facts([
       ["verdict", VERDICTS.get(completion.against_is_correct)],
       ["reward", decimal(completion.against_reward)],
       ["extracted", completion.against_extracted_answer ?? "nothing"],
     ]),
   );
+}
+
+function pill(text, kind) {
+  return element("span", { className: `pill ${kind}`, textContent: text });
 }
 
 function promptPart(group) {
@@ -92,23 +96,29 @@ function promptPart(group) {
 
 function groupCard(group, matches) {
   const ordered = [...group.completions];
-  if (state.sort && columns.includes(state.sort) && state.sort in (ordered[0] ?? {})) ordered.sort(compare);
-  const iteration = isOneIteration ? "" : `iteration ${group.iteration} · `;
-  const said = `${iteration}${group.n_correct} of ${group.group_size} correct · mean reward ${decimal(group.reward_mean)} · ${group.kept ? "kept" : "dropped"}`;
+  if (state.sort in ordered[0]) ordered.sort(compare);
+  const said = [
+    ...(isOneIteration ? [] : [`iteration ${group.iteration}`]),
+    `${group.n_correct} of ${group.group_size} correct`,
+    `mean reward ${decimal(group.reward_mean)}`,
+    group.kept ? "kept" : "dropped",
+  ].join(" · ");
   const summary = element(
     "summary",
     {},
     element("b", {}, heading(group.messages)),
-    element("span", { className: `pill ${group.outcome}`, textContent: group.outcome }),
+    pill(group.outcome, group.outcome),
     element("span", { className: "soft", textContent: said }),
   );
+  const left = `${count(group.n_left_out)} more completions of this group, lower in reward, are not on this page`;
   const cards = ordered.map((completion) => completionCard(completion, matches.has(completion.completion_id)));
   return element(
     "details",
     { className: "card group", id: `group=${group.group_id}`, open: true },
     summary,
     promptPart(group),
-    group.n_left_out ? element("p", { className: "cut", textContent: `${count(group.n_left_out)} more completions of this group, lower in reward, are not on this page: rollbook show ${group.group_id}` }) : null,
+    group.n_left_out ? note(`${left}: rollbook show ${group.group_id}`) : null,
     element("div", { className: "completions" }, ...cards),
   );
 }
+

@@ -1,22 +1,30 @@
 /* The controls, the list, and the address. */
 
-const [form, list, status, chips, more] = ["browse", "list", "status", "chips", "more"].map((id) => document.getElementById(id));
+const form = document.getElementById("browse");
+const list = document.getElementById("list");
+const more = document.getElementById("more");
 
 function render() {
   const selected = select();
   const shown = selected.groups.slice(0, state.nShown);
   list.replaceChildren(...shown.map((group) => groupCard(group, selected.matches.get(group.group_id))));
-  const isAll = selected.nCompletions === rows.length;
-  status.textContent = `${isAll ? "All" : `${count(selected.nCompletions)} of`} ${count(rows.length)} completions on this page${isAll ? "" : " match"}, in ${count(selected.groups.length)} groups; ${count(shown.length)} shown`;
+  document.getElementById("status").textContent = statusOf(selected, shown.length);
+  document.getElementById("chips").replaceChildren(...state.conditions.map(chip));
   const nLeft = selected.groups.length - shown.length;
   more.hidden = nLeft === 0;
   more.textContent = `Show ${Math.min(nLeft, GROUPS_AT_A_TIME)} more of ${count(nLeft)} groups`;
-  chips.replaceChildren(...state.conditions.map(chip));
+}
+
+function statusOf({ nCompletions, groups }, nShown) {
+  const isAll = nCompletions === rows.length;
+  const some = `${isAll ? "All" : `${count(nCompletions)} of`} ${count(rows.length)} completions on this page`;
+  return `${some}${isAll ? "" : " match"}, in ${count(groups.length)} groups; ${count(nShown)} shown`;
 }
 
 function chip(condition) {
   const text = `${condition.column} ${condition.operator} ${condition.value}`.trim();
-  const button = element("button", { type: "button", className: "chip", title: "remove this filter" }, inert(text), " ×");
+  const properties = { type: "button", className: "chip", title: "remove this filter" };
+  const button = element("button", properties, inert(text), " ×");
   button.addEventListener("click", () => {
     state.conditions = state.conditions.filter((other) => other !== condition);
     restart();
@@ -25,7 +33,7 @@ function chip(condition) {
 }
 
 function restart() {
-  state.nShown = GROUPS_AT_A_TIME;
+  Object.assign(state, { linked: null, nShown: GROUPS_AT_A_TIME });
   render();
 }
 
@@ -64,7 +72,7 @@ function clear() {
 
 /** Show what the address names: `#completion=<id>`, `#group=<id>` or `#prompt=<id>`. */
 function follow() {
-  const [kind, id] = decodeURIComponent(location.hash.slice(1)).split(/=(.*)/s);
+  const [kind, id] = decoded(location.hash.slice(1)).split(/=(.*)/s);
   const belongs = {
     completion: (group) => group.completions.some((completion) => completion.completion_id === id),
     group: (group) => group.group_id === id,
@@ -81,16 +89,20 @@ function follow() {
     return;
   }
   if (!select().groups.includes(target)) clear();
-  const place = select().groups.indexOf(target);
-  if (place >= state.nShown) {
-    state.nShown = place + 1;
-    render();
-  }
+  state.linked = target;
+  render();
   const anchor = document.getElementById(kind === "completion" ? `completion=${id}` : `group=${target.group_id}`);
-  document.querySelectorAll(".target").forEach((other) => other.classList.remove("target"));
-  document.getElementById(`group=${target.group_id}`).open = true;
   anchor.classList.add("target");
   anchor.scrollIntoView();
+}
+
+/** An address that a person cut short may end within an escape. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function options(select, names) {
