@@ -114,6 +114,7 @@ def test_completions_are_best_first_with_all_that_is_known_of_them(tab: Tab, ord
         ("reward_format", "=", "1.0", 31),  # two of each group, and one of those that can't be scored has none
         ("group_id", "=", "0000/0000000000000003", 4),
         ("completion_index", "=", "", 0),
+        ("prompt", "contains", ": 3 + 5", 4),
     ],
 )
 def test_any_column_filters(tab: Tab, ordinary: str, column: str, operator: str, value: str, n: int) -> None:

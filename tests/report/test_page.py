@@ -181,6 +181,12 @@ def test_the_script_is_admitted_by_its_hash_alone() -> None:
     )
 
 
+def test_what_is_watched_is_no_warning() -> None:
+    text = Page(render(metrics=sample_metrics(update={"sampling_kl": 0.05}))).text
+    assert "Healthy: no rule warns, 1 to watch" in text
+    assert text.index("KL of sampler to trainer is 0.05, above 0.01") < text.index("18 rules hold")
+
+
 @pytest.mark.parametrize(
     ("levels", "said"),
     [((), "Healthy: no rule warns"), (("kl",), "1 of 19 rules warns"), (("kl", "entropy"), "2 of 19 rules warn")],

@@ -8,9 +8,9 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const GROUPS_AT_A_TIME = 10;
 
-/** One row per completion: its own columns and, under their names, those of its group. */
+/** One row per completion: its own columns, under their names those of its group, and its `prompt` as text. */
 const rows = data.groups.flatMap((group) => {
-  const shared = scalars(group);
+  const shared = { ...scalars(group), prompt: group.messages.map((message) => message.text).join("\n") };
   return group.completions.map((completion) => ({ ...shared, ...completion }));
 });
 const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))].sort();
