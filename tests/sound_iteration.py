@@ -32,7 +32,7 @@ def sound_frames(params: Params, stats: pl.DataFrame | None = None, first_step: 
     """
     stats = PROMPT_STATS.empty() if stats is None else stats
     prompt_ids = [f"{number:016x}" for number in range(params.select.n_prompts)]
-    held_out = [f"{number:016x}" for number in range(10_000, 10_000 + params.evaluate.n_prompts)]
+    held_out = [f"{number:016x}" for number in range(10_000, 10_000 + params.prompts.eval_size)]
     completions = [
         _completion(params, prompt_id, place, index)
         for place, prompt_id in enumerate(prompt_ids)
@@ -46,7 +46,9 @@ def sound_frames(params: Params, stats: pl.DataFrame | None = None, first_step: 
         "selection": _frame(SELECTION, [_selected(params, place, each) for place, each in enumerate(prompt_ids)]),
         "rollouts": _frame(ROLLOUTS, completions),
         "rewards": _frame(REWARDS, completions, [f"reward_{name}" for name in params.score.terms]),
-        "eval": _frame(EVAL, [row for each in held_out for row in _evaluated(params, each)]),
+        "eval": _frame(
+            EVAL, [row for each in held_out[: params.evaluate.n_prompts] for row in _evaluated(params, each)]
+        ),
     }
     return frames | _followed(params, frames) | _updated(params, frames | _followed(params, frames), first_step)
 

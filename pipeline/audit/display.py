@@ -137,7 +137,6 @@ def _completion_lines(row: Row) -> list[Text]:
 
 def _reward(row: Row) -> str:
     terms = [f"{name.removeprefix(TERM)} {decimal(row[name])}" for name in row if name.startswith(TERM)]
-    terms = [term for term in terms if not term.startswith(("mean ", "std "))]
     shadows = [f"{name.removeprefix(SHADOW)} says {_verdict(row[name])}" for name in row if name.startswith(SHADOW)]
     extracted = row["extracted_answer"]
     parts = [

@@ -33,9 +33,14 @@ def repeated_fraction(text: pl.Expr) -> pl.Expr:
     [0.5, 0.0, None]
     """
     words = text.str.extract_all(r"\S+")
+    n_words = words.list.len()
+    # Each word of a sequence that comes again was there before: with fewer such words there is none, and making the
+    # sequences is what takes long.
+    may_repeat = n_words >= words.list.n_unique() + WORDS_PER_GRAM
     following = [pl.element().shift(-n) for n in range(WORDS_PER_GRAM)]
-    grams = words.list.eval(pl.concat_str(following, separator=" ").drop_nulls())
-    return pl.when(grams.list.len() > 0).then(1 - grams.list.n_unique() / grams.list.len())
+    grams = pl.when(may_repeat).then(words).list.eval(pl.concat_str(following, separator=" ").drop_nulls())
+    repeated = 1 - grams.list.n_unique() / grams.list.len()
+    return pl.when(n_words >= WORDS_PER_GRAM).then(repeated.fill_null(0.0))
 
 
 def compression_ratio(text: pl.Expr) -> pl.Expr:

@@ -57,29 +57,29 @@ def find_term_disagreements(tables: Tables) -> pl.LazyFrame:
     terms = terms_of(rewards)
     problem = f"the reward has one term, {terms[0].removeprefix(TERM)}" if terms else "the reward has no term"
     need(len(terms) > 1, "terms", f"{problem}, and two can disagree", "Add terms to score.terms in params.yaml")
-    low, high = (
-        {term: getattr(pl.col(term), bound)().over("run", "iteration") for term in terms} for bound in ("min", "max")
-    )
-    scaled = {
-        term: pl.when(high[term] > low[term]).then((pl.col(term) - low[term]) / (high[term] - low[term]))
-        for term in terms
-    }
-    columns = [expression.alias(f"scaled_{term}") for term, expression in scaled.items()]
-    names = [f"scaled_{term}" for term in terms]
+    rows = rewards.select(*COMPLETION, "reward", "is_correct", *terms, *(_scaled(term) for term in terms))
+    names = [f"scaled {term}" for term in terms]
     highest, lowest = pl.max_horizontal(names), pl.min_horizontal(names)
-
-    def which(extreme: pl.Expr) -> pl.Expr:
-        return reduce(
-            lambda rest, term: pl.when(pl.col(f"scaled_{term}") == extreme).then(pl.lit(term)).otherwise(rest),
-            reversed(terms),
-            pl.lit(None, pl.String),
-        ).str.strip_prefix(TERM)
-
-    rows = rewards.select(*COMPLETION, "reward", "is_correct", *terms).with_columns(columns)
     return (
-        rows.with_columns(disagreement=highest - lowest, high_term=which(highest), low_term=which(lowest))
+        rows.with_columns(
+            high_term=_which(terms, highest), low_term=_which(terms, lowest), disagreement=highest - lowest
+        )
         .filter(pl.col("disagreement") >= LEAST_DISAGREEMENT)
         .select(*COMPLETION, "high_term", "low_term", "disagreement", "reward", *terms, "is_correct")
+    )
+
+
+def _scaled(term: str) -> pl.Expr:
+    """A term from 0 to 1 over its iteration; null where it is the same throughout."""
+    value = pl.col(term)
+    low, high = value.min().over("run", "iteration"), value.max().over("run", "iteration")
+    return pl.when(high > low).then((value - low) / (high - low)).alias(f"scaled {term}")
+
+
+def _which(terms: list[str], extreme: pl.Expr) -> pl.Expr:
+    """The name of the first of `terms` whose scaled value is `extreme`."""
+    return pl.coalesce(
+        pl.when(pl.col(f"scaled {term}") == extreme).then(pl.lit(term.removeprefix(TERM))) for term in terms
     )
 
 

@@ -11,7 +11,7 @@ import polars as pl
 from pipeline.audit.tables import Tables
 from pipeline.errors import BadInput
 
-_ID = re.compile(r"(?:(?P<iteration>\d{4,})/)?(?P<prompt_id>[^/]+)(?:/(?P<index>\d+))?")
+_ID = re.compile(r"(?:(?P<iteration>\d{4,9})/)?(?P<prompt_id>[^/]+)(?:/(?P<index>\d+))?")
 _TOKEN_LISTS = ("prompt_token_ids", "completion_token_ids", "sampling_logprobs")
 
 Row = dict[str, Any]
@@ -96,7 +96,7 @@ def _completions(tables: Tables, match: re.Match[str], wanted: str) -> pl.DataFr
     rows = tables["rollouts"].filter(is_wanted).with_columns(n_tokens).drop(_TOKEN_LISTS)
     own = ["run", "iteration", "prompt_id", "group_id"]
     rewards = tables["rewards"].filter(is_wanted).drop("iteration", "prompt_id", "group_id")
-    advantages = tables["advantages"].filter(is_wanted).select(*on, "reward_mean", "reward_std", "advantage")
+    advantages = tables["advantages"].filter(is_wanted).select(*on, "advantage")
     trained = tables["training_set"].select(*on, is_trained=pl.lit(True))
     steps = tables["token_logprobs"].select(*on, "steps")
     for other in (rewards, advantages, trained, steps):

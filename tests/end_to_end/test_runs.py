@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from pipeline.comparison import compare
 from pipeline.errors import BadInput
 from pipeline.history import scan
+from pipeline.integrity.verify import verify_checkout, verify_run
 from pipeline.params_edit import edit_params
 from pipeline.versioning.branching import new_run
 from pipeline.versioning.disk import prune
@@ -67,6 +68,12 @@ def test_history_has_every_row_of_every_iteration(trained: Trained) -> None:
     assert rewards.rows() == [(0, 16), (1, 16), (2, 16)]
     stats = scan("eval", ["demo"], repo=trained.repository).group_by("commit", "policy").len().collect()
     assert stats.height == N_ITERATIONS + 1  # the first is evaluated before and after
+
+
+def test_what_real_stages_make_is_sound(trained: Trained) -> None:
+    verified = {one.name: problems for one, problems in verify_run(trained.repository, "demo")}
+    assert verified == {"demo/0000": [], "demo/0001": [], "demo/0002": []}
+    assert verify_checkout(trained.worktree.folder) == []
 
 
 def test_a_clone_with_the_remote_has_nothing_to_do(trained: Trained, tmp_path: Path) -> None:
