@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from pipeline import audit_commands, run_commands
+from pipeline import audit_commands, export_commands, report_commands, run_commands
 from pipeline.errors import RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
@@ -38,6 +38,8 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 run_commands.register(app)
 app.command("rescore")(rescore_iterations)
 audit_commands.register(app)
+report_commands.register(app)
+export_commands.register(app)
 
 
 @app.callback()

@@ -39,6 +39,8 @@ COLUMNS = (
     "eval_pass_at_1",
     "eval_pass_at_1_low",
     "eval_pass_at_1_high",
+    "n_all_correct",
+    "n_all_wrong",
     "pass_rate",
 )
 """In the order of the file. Every column but `iteration` may be empty, where the iteration has no such number."""
@@ -60,6 +62,8 @@ def history_row(iteration: int, metrics: Metrics, parent: HistoryRow | None = No
         "eval_pass_at_1": finite(after.get("pass_at_1")),
         "eval_pass_at_1_low": finite(after.get("pass_at_1_low")),
         "eval_pass_at_1_high": finite(after.get("pass_at_1_high")),
+        "n_all_correct": finite(metrics["filter"]["outcomes"].get("all_correct")),
+        "n_all_wrong": finite(metrics["filter"]["outcomes"].get("all_wrong")),
         "pass_rate": finite(metrics["score"]["pass_rate"]),
     }
 

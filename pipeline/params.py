@@ -11,6 +11,7 @@ from ruamel.yaml.error import YAMLError
 
 from pipeline.errors import BadInput
 from pipeline.params_errors import explain
+from pipeline.params_report import HealthParams, OnHealth, OnHealthParams, ReportParams
 from pipeline.params_sections import (
     BaseModelParams,
     CodeParams,
@@ -21,15 +22,12 @@ from pipeline.params_sections import (
     JsonAnswerParams,
     MathParams,
     Natural,
-    OnHealth,
-    OnHealthParams,
     Positive,
     PositiveFloat,
     PromptSource,
     PromptsParams,
     ReasoningGymParams,
     ReasoningGymTask,
-    ReportParams,
     RolloutParams,
     SamplingParams,
     ScoreParams,
@@ -51,6 +49,7 @@ __all__ = [
     "Device",
     "FilterParams",
     "Finite",
+    "HealthParams",
     "JsonAnswerParams",
     "LoraParams",
     "MathParams",

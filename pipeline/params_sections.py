@@ -1,4 +1,6 @@
-"""The sections of params.yaml but `normalize` and `training`: one class each, unknown keys refused, units in the names.
+"""The sections of params.yaml, one class each: unknown keys are refused, and names have their units.
+
+`normalize` and `training` are in `params_training`, `report` is in `params_report`.
 
 A section has the name of the stage that reads it, but for `base_model` (base), `sampling` (rollout, update, evaluate).
 """
@@ -19,7 +21,6 @@ Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 """A smaller one makes logits infinite; 1e-6 already takes the likeliest token."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Device = Literal["auto", "cpu", "cuda"]
-OnHealth = Literal["stop", "warn", "ignore"]
 VerifierName = Literal["math", "reasoning_gym", "code", "json_answer", "tool_calls", "none"]
 ShadowName = Literal["math", "reasoning_gym", "code", "json_answer", "tool_calls"]
 
@@ -281,29 +282,3 @@ class EvaluateParams(Section):
         if too_many:
             raise ValueError(f"pass@{too_many[0]} needs n_completions of at least {too_many[0]}")
         return self
-
-
-class HealthParams(Section):
-    """Thresholds of the diagnosis; each is where a warning begins."""
-
-    max_kl: PositiveFloat = 0.3
-    max_clip_fraction: Fraction = 0.3
-    max_pass_rate_drop: Fraction = 0.5
-
-
-class OnHealthParams(Section):
-    """What training does after an iteration in which a rule of the diagnosis is broken, by rule."""
-
-    group_kept: OnHealth = "warn"
-    numbers_finite: OnHealth = "stop"
-    kl_bounded: OnHealth = "warn"
-    clipping_bounded: OnHealth = "warn"
-    pass_rate_held: OnHealth = "warn"
-
-
-class ReportParams(Section):
-    """What the report shows, the thresholds of the diagnosis, and what follows from it."""
-
-    groups_per_outcome: Positive = 4
-    health: HealthParams = HealthParams()
-    on_health: OnHealthParams = OnHealthParams()

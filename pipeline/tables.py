@@ -316,14 +316,19 @@ def data_dictionary() -> str:
 
 
 def _type_name(column: Column) -> str:
-    return _dtype_name(column.dtype) + ("?" if column.nullable else "")
+    return dtype_name(column.dtype) + ("?" if column.nullable else "")
 
 
-def _dtype_name(dtype: PolarsType | pl.datatypes.DataTypeClass) -> str:
+def dtype_name(dtype: PolarsType | pl.datatypes.DataTypeClass) -> str:
+    """A type as the data dictionary has it.
+
+    >>> dtype_name(Messages)
+    'List[Struct{role, content}]'
+    """
     if isinstance(dtype, pl.Enum):
         return f"Enum[{', '.join(dtype.categories)}]"
     if isinstance(dtype, pl.List):
-        return f"List[{_dtype_name(dtype.inner)}]"
+        return f"List[{dtype_name(dtype.inner)}]"
     if isinstance(dtype, pl.Struct):
         return f"Struct{{{', '.join(f.name for f in dtype.fields)}}}"
     return dtype.__name__ if isinstance(dtype, type) else type(dtype).__name__

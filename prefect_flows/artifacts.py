@@ -1,9 +1,15 @@
-"""What the Prefect UI shows of a run beside its logs: metrics, some groups, progress, where the report is."""
+"""What the Prefect UI shows of a run beside its logs: metrics, the verdict, progress, where the report is.
+
+Texts of completions are not among it: the report has them.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -14,15 +20,11 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from pipeline.health.evidence import asked_of
 from pipeline.history_rows import HistoryRow, read_history
-from pipeline.report.groups import GroupView, OutcomeView, Tables, view_outcomes
-from pipeline.summary import decimal, signed
-from pipeline.table_io import scan_table
-from pipeline.tables import TABLES
+from pipeline.summary import decimal
 
 ROWS_SHOWN = 50
-GROUPS_PER_OUTCOME = 2
-COMPLETIONS_PER_GROUP = 8
 CHARACTERS_SHOWN = 300
 
 COLUMNS = {
@@ -50,16 +52,16 @@ def artifact_key(run: str, name: str) -> str:
 
 
 def publish_iteration(worktree: Path, run: str, number: int) -> None:
-    """The metrics so far, some groups of this iteration, and the report, as artifacts of the flow that calls."""
+    """The metrics so far, the verdict on this iteration, and the report, as artifacts of the flow that calls."""
     history = read_history((worktree / "data/history.csv").read_text(encoding="utf-8"))
     name = f"{run}/{number:04d}"
     create_table_artifact(
         key=artifact_key(run, "metrics"), table=metrics_table(history), description=f"Iterations of {run}, latest first"
     )
     create_markdown_artifact(
-        key=artifact_key(run, "groups"),
-        markdown=groups_page(name, view_outcomes(tables_of_groups(worktree / "data"), GROUPS_PER_OUTCOME)),
-        description=f"Some groups of each outcome of {name}",
+        key=artifact_key(run, "verdict"),
+        markdown=verdict_page(name, history[-1], json.loads((worktree / "data/health.json").read_text("utf-8"))),
+        description=f"The headline of {name}, and what its diagnosis says",
     )
     report = worktree / "data/report.html"
     create_link_artifact(
@@ -90,35 +92,18 @@ def metrics_table(history: list[HistoryRow]) -> list[dict[str, str]]:
     ]
 
 
-def groups_page(name: str, outcomes: list[OutcomeView]) -> str:
-    """Groups of each outcome as Markdown: prompt, answer, completions with reward and advantage."""
-    sections = [f"# {name}"]
-    for outcome in outcomes:
-        sections.append(f"## {outcome.outcome.replace('_', ' ')}: {outcome.note}")
-        sections += [_group_section(group) for group in outcome.groups]
-    return "\n\n".join(sections) + "\n"
-
-
-def _group_section(view: GroupView) -> str:
-    prompt = " ".join(message["content"] for message in view.prompt["messages"])
-    answer = [] if view.prompt["answer"] is None else ["", f"Answer: {code(view.prompt['answer'])}"]
-    n_more = len(view.completions) - COMPLETIONS_PER_GROUP
-    rows = [
-        f"| {decimal(row['reward'])} | {signed(row['advantage'])} | {code(row['completion_text'])} |"
-        for row in view.completions[:COMPLETIONS_PER_GROUP]
-    ]
-    lines = [
-        f"### {code(prompt)}",
-        *answer,
-        "",
-        "| reward | advantage | completion |",
-        "| ---: | ---: | --- |",
-        *rows,
-        *([f"| | | and {n_more} more |"] if n_more > 0 else []),
-        "",
-        f"{view.group['reason']}; group `{view.group['group_id']}`",
-    ]
-    return "\n".join(lines)
+def verdict_page(name: str, row: HistoryRow, health: Mapping[str, Any]) -> str:
+    """The headline of an iteration and what its diagnosis says, as Markdown; `health` is that of data/health.json."""
+    numbers = " · ".join(f"{heading} {decimal(row[column])}" for heading, column in list(COLUMNS.items())[1:])
+    spoken = [one for one in health["findings"] if one["level"] != "ok" and one["action"] != "ignore"]
+    n_warned, n_rules = health["n_warnings"], len(health["findings"])
+    lines = [f"# {name}", "", numbers, "", f"## {n_warned} of {n_rules} rules {'warns' if n_warned == 1 else 'warn'}"]
+    for finding in sorted(spoken, key=lambda one: one["level"] != "warn"):
+        lines += ["", f"**{finding['rule']}** ({finding['level']}): {finding['message']}. {finding['advice']}."]
+        if finding.get("rows"):
+            run, _, number = name.rpartition("/")
+            lines += ["", f"{finding['rows']['n']} rows: {code(asked_of(finding['rows']['query'], run, int(number)))}"]
+    return "\n".join(lines) + "\n"
 
 
 def code(text: str) -> str:
@@ -132,16 +117,3 @@ def code(text: str) -> str:
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     space = " " if "`" in line else ""
     return f"{fence}{space}{line or ' '}{space}{fence}".replace("|", "\\|")
-
-
-def tables_of_groups(data: Path) -> Tables:
-    """What `view_outcomes` reads, without the token ids and log-probabilities."""
-    columns = {
-        "prompts": None,
-        "selection": None,
-        "rollouts": ["group_id", "completion_id", "completion_index", "completion_text"],
-        "rewards": None,
-        "advantages": ["completion_id", "advantage"],
-        "groups": None,
-    }
-    return {name: scan_table(data / f"{name}.parquet", TABLES[name], chosen) for name, chosen in columns.items()}

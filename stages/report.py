@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.health import as_json, diagnose
+from pipeline.health import Evidence, as_json, diagnose
 from pipeline.history_rows import append_history, history_row, read_history, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, read_metrics
 from pipeline.params import Params
 from pipeline.report import ReportInput, render_report
-from pipeline.report.groups import Tables
+from pipeline.report.choice import Tables
 from pipeline.table_io import scan_table, write_json, write_text
-from pipeline.tables import ADVANTAGES, EVAL, GROUPS, PROMPTS, REWARDS, ROLLOUTS, SELECTION, TRAIN_STEPS
+from pipeline.tables import (
+    ADVANTAGES,
+    EVAL,
+    GROUPS,
+    PROMPTS,
+    REWARDS,
+    ROLLOUTS,
+    SELECTION,
+    TOKEN_LOGPROBS,
+    TRAIN_STEPS,
+    TRAINING_SET,
+)
 from pipeline.versioning.git import file_at_commit
 from stages import paths
 from stages.runner import Result, run_stage
 
 ROLLOUT_COLUMNS = [
+    "iteration",
     "group_id",
     "completion_id",
     "completion_index",
@@ -34,7 +46,8 @@ def write_report(params: Params) -> Result:
     row = history_row(params.iteration, metrics, parent_row)
     history_csv = append_history(older, row)
     history = read_history(history_csv)
-    findings = diagnose(params.iteration, metrics, history, params.report)
+    tables = scan_tables()
+    findings = diagnose(Evidence(params.iteration, metrics, history[:-1], tables), params.report)
     health = as_json(params.iteration, findings)
     given = ReportInput(
         iteration=params.iteration,
@@ -42,7 +55,7 @@ def write_report(params: Params) -> Result:
         metrics=metrics,
         history=history,
         findings=findings,
-        tables=scan_tables(),
+        tables=tables,
         groups_per_outcome=params.report.groups_per_outcome,
     )
     page = render_report(given)
@@ -66,6 +79,8 @@ def scan_tables() -> Tables:
         "rewards": scan_table(paths.REWARDS, REWARDS),
         "advantages": scan_table(paths.ADVANTAGES, ADVANTAGES, ["completion_id", "advantage"]),
         "groups": scan_table(paths.GROUPS, GROUPS),
+        "training_set": scan_table(paths.TRAINING_SET, TRAINING_SET, ["completion_id", "sampling_logprobs"]),
+        "token_logprobs": scan_table(paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS, ["completion_id", "old_logprobs"]),
         "train_steps": scan_table(paths.TRAIN_STEPS, TRAIN_STEPS),
         "eval": scan_table(paths.EVAL, EVAL, ["policy", "prompt_id", "is_correct"]),
     }

@@ -10,7 +10,19 @@ import polars as pl
 
 from pipeline.metrics import KEYS
 from pipeline.table_io import write_json, write_table
-from pipeline.tables import ADVANTAGES, EVAL, GROUPS, PROMPTS, REWARDS, ROLLOUTS, SELECTION, TRAIN_STEPS, Table
+from pipeline.tables import (
+    ADVANTAGES,
+    EVAL,
+    GROUPS,
+    PROMPTS,
+    REWARDS,
+    ROLLOUTS,
+    SELECTION,
+    TOKEN_LOGPROBS,
+    TRAIN_STEPS,
+    TRAINING_SET,
+    Table,
+)
 
 GROUP_SIZE = 4
 
@@ -27,6 +39,10 @@ REASONS = {
     "all_wrong": "all wrong: nothing to learn from",
     "unscorable": "fewer than two scorable completions",
 }
+TABLES_OF_REPORT = (
+    *(PROMPTS, SELECTION, ROLLOUTS, REWARDS, ADVANTAGES, GROUPS),
+    *(TRAINING_SET, TOKEN_LOGPROBS, TRAIN_STEPS, EVAL),
+)
 DEFAULT_OUTCOMES = ["mixed"] * 6 + ["all_wrong"] * 7 + ["all_correct"] * 2 + ["unscorable"]
 
 
@@ -50,6 +66,7 @@ def sample_frames(
         {"iteration": iteration, "position": i, "prompt_id": prompt_id, "reason": "next of epoch 0"}
         for i, prompt_id in enumerate(prompt_ids)
     ]
+    trained = [completion for completion in completions if completion["prompt_id"] in _mixed(prompt_ids, outcomes)]
     groups = [_group(iteration, prompt_id, outcome) for prompt_id, outcome in zip(prompt_ids, outcomes, strict=True)]
     return {
         "prompts": _frame(PROMPTS, [_prompt(prompt_id) for prompt_id in prompt_ids]),
@@ -58,6 +75,8 @@ def sample_frames(
         "rewards": _frame(REWARDS, completions, {"reward_correct": pl.Float64, "reward_format": pl.Float64}),
         "advantages": _frame(ADVANTAGES, completions),
         "groups": _frame(GROUPS, groups),
+        "training_set": _frame(TRAINING_SET, [{**row, "is_truncated": False} for row in trained]),
+        "token_logprobs": _frame(TOKEN_LOGPROBS, trained),
         "train_steps": _frame(TRAIN_STEPS, [_step(iteration)] if "mixed" in outcomes else []),
         "eval": _frame(EVAL, _evaluated(iteration)),
     }
@@ -68,7 +87,13 @@ def lazy_tables(frames: dict[str, pl.DataFrame]) -> dict[str, pl.LazyFrame]:
     tables = {name: frame.lazy() for name, frame in frames.items()}
     n_tokens = pl.col("completion_token_ids").list.len()
     tables["rollouts"] = tables["rollouts"].select(
-        "group_id", "completion_id", "completion_index", "completion_text", "finish_reason", n_tokens=n_tokens
+        "iteration",
+        "group_id",
+        "completion_id",
+        "completion_index",
+        "completion_text",
+        "finish_reason",
+        n_tokens=n_tokens,
     )
     return tables
 
@@ -94,9 +119,8 @@ def write_iteration(
     root: Path, frames: dict[str, pl.DataFrame] | None = None, metrics: dict[str, dict[str, Any]] | None = None
 ) -> None:
     """Write tables and metrics under `root`/data, as the stages before the report leave them."""
-    tables = (PROMPTS, SELECTION, ROLLOUTS, REWARDS, ADVANTAGES, GROUPS, TRAIN_STEPS, EVAL)
     frames = sample_frames() if frames is None else frames
-    for table in tables:
+    for table in TABLES_OF_REPORT:
         write_table(frames[table.name], root / "data" / f"{table.name}.parquet", table)
     for stage, values in (sample_metrics() if metrics is None else metrics).items():
         write_json(values, root / "data" / "metrics" / f"{stage}.json")
@@ -105,6 +129,10 @@ def write_iteration(
 def _frame(table: Table, rows: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> pl.DataFrame:
     schema = {**table.schema, **(extra or {})}
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+
+
+def _mixed(prompt_ids: list[str], outcomes: list[str]) -> set[str]:
+    return {prompt_id for prompt_id, outcome in zip(prompt_ids, outcomes, strict=True) if outcome == "mixed"}
 
 
 def _prompt(prompt_id: str) -> dict[str, Any]:
@@ -136,6 +164,9 @@ def _completion(iteration: int, prompt_id: str, index: int, reward: float | None
         "completion_token_ids": list(range(n_tokens)),
         "completion_text": answer if index % 2 else f"The answer to the problem is {answer}.",
         "sampling_logprobs": [-0.5] * n_tokens,
+        "old_logprobs": [-0.5] * n_tokens,
+        "ref_logprobs": None,
+        "steps": [3],
         "finish_reason": "length" if n_tokens == 16 else "stop",
         "reward": reward,
         "is_correct": None if reward is None else reward == 1.0,

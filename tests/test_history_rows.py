@@ -38,6 +38,8 @@ def test_row_repeats_the_metrics() -> None:
         "eval_pass_at_1": 0.234375,
         "eval_pass_at_1_low": 0.1695,
         "eval_pass_at_1_high": 0.3147,
+        "n_all_correct": 2,
+        "n_all_wrong": 7,
         "pass_rate": 0.3125,
     }
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import polars as pl
 
 from pipeline.advantages import compute_advantages
 from pipeline.groups import build_training_set, summarize_groups, update_prompt_stats
 from pipeline.integrity.evidence import Evidence
 from pipeline.integrity.rules import Rule, breaks, compare, same_keys
-from pipeline.params import ScoreParams
+from pipeline.rewards.composition import compose_rewards
 from pipeline.tables import ADVANTAGES, GROUPS, PROMPT_STATS, TRAINING_SET
 
 IDS = ("iteration", "group_id", "prompt_id")
-
-
-def compose_rewards(rewards: pl.LazyFrame, params: ScoreParams) -> pl.LazyFrame:
-    """`reward` as the weighted sum of the terms in `rewards`, null where one is."""
-    shares = [term.weight * pl.col(f"reward_{name}") for name, term in params.terms.items()]
-    total = reduce(lambda left, right: left + right, shares)
-    return rewards.select("completion_id", reward=pl.when(total.is_finite()).then(total))
 
 
 def find_unrewarded(evidence: Evidence) -> pl.LazyFrame:
@@ -47,7 +38,8 @@ def find_other_rewards(evidence: Evidence) -> pl.LazyFrame:
     if terms != named:
         why = f"there are {', '.join(sorted(terms))}, and score.terms has {', '.join(sorted(named))}"
         return pl.LazyFrame({"columns": ["reward terms"], "why": [why]})
-    return compare(rewards, compose_rewards(rewards, score), "completion_id", close=["reward"])
+    expected = rewards.select("completion_id", reward=compose_rewards(score.terms, score.clip).reward)
+    return compare(rewards, expected, "completion_id", close=["reward"])
 
 
 def find_silent_nulls(evidence: Evidence) -> pl.LazyFrame:

@@ -1,4 +1,4 @@
-"""`data/report.html`: one page for eyes, self-contained, without a script."""
+"""`data/report.html`: one page for eyes, self-contained."""
 
 from pipeline.report.page import ReportInput, render_report
 

@@ -6,6 +6,7 @@ Colours are CSS variables of the page, which has a light and a dark scheme.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import altair as alt
 import polars as pl
@@ -63,7 +64,10 @@ def length_chart(rollouts: pl.LazyFrame) -> Markup:
 
 
 def curve_chart(
-    history: list[HistoryRow], columns: dict[str, str], band: tuple[str, str] | None = None
+    history: list[HistoryRow],
+    columns: dict[str, str],
+    band: tuple[str, str] | None = None,
+    colors: Sequence[str] = ("var(--accent)", "var(--second)"),
 ) -> Markup | None:
     """`columns` (name in the history -> name in the legend) over the iterations; None where all are null.
 
@@ -74,15 +78,16 @@ def curve_chart(
     if long.height == 0:
         return None
     long = long.with_columns(pl.col("part").replace_strict(columns))
-    colors = dict(zip(columns.values(), ("var(--accent)", "var(--second)"), strict=False))
-    color = _color(colors, long["part"], has_legend=len(columns) > 1)
+    has_legend = len(columns) > 1
+    height = 130 if has_legend else 154  # as high as the others with their legend
+    color = _color(dict(zip(columns.values(), colors, strict=False)), long["part"], has_legend)
     x, y = _iteration_axis(frame["iteration"]), _value_axis(frame.drop("iteration"))
     line = alt.Chart(long).mark_line(point=len(history) <= MAX_POINTS).encode(x, y, color)
     if band is None or frame.drop_nulls(band).height == 0:
-        return _svg(line, width=300, height=130)
+        return _svg(line, width=300, height=height)
     low, high = (f"{name}:Q" for name in band)
     area = alt.Chart(frame.drop_nulls(band)).mark_area(opacity=0.18, color="var(--second)").encode(x, y=low, y2=high)
-    return _svg(area + line, width=300, height=130)
+    return _svg(area + line, width=300, height=height)
 
 
 def _iteration_axis(iterations: pl.Series) -> alt.X:

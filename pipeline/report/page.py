@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipeline.health import Finding, overall_level
+from pipeline.health.evidence import sql_command
 from pipeline.history_rows import HistoryRow, row_before
 from pipeline.metrics import STAGES_BEFORE_REPORT, Metrics
-from pipeline.report import charts, text
-from pipeline.report.groups import Tables, view_outcomes
-from pipeline.summary import decimal, facts, interval, percent, signed, why_no_evaluation, why_no_step
+from pipeline.report import charts
+from pipeline.report.choice import Tables, choose_groups
+from pipeline.report.embedding import embed_groups
+from pipeline.report.template import make_browser, render
+from pipeline.summary import facts, percent, why_no_evaluation, why_no_step
 from pipeline.tables import TRAIN_STEPS, Outcome
 
 MAX_STEPS = 40
@@ -40,62 +42,67 @@ class ReportInput:
 
 
 def render_report(given: ReportInput) -> str:
-    """The page as HTML, complete in itself: style and charts inside, no script, nothing to load."""
+    """The page as HTML, complete in itself: style, charts, data and script inside, nothing to load."""
     metrics = given.metrics
-    return _template().render(
-        given=given,
-        metrics=metrics,
-        level=overall_level(given.findings),
-        facts=facts({**metrics, "report": given.history[-1]}),
-        curves=_curves(given.history),
-        outcome_rows=_outcome_rows(given.tables["groups"]),
-        reward_chart=charts.reward_chart(given.tables["rewards"]),
-        length_chart=charts.length_chart(given.tables["rollouts"]),
-        evaluation_rows=_evaluation_rows(given),
-        flips=_flips(given.tables["eval"]),
-        steps=_steps(given.tables["train_steps"]),
-        why_no_step=why_no_step(metrics),
-        stages=_stage_rows(metrics),
-        outcomes=view_outcomes(given.tables, given.groups_per_outcome),
-    )
+    values = {
+        "given": given,
+        "metrics": metrics,
+        "level": overall_level(given.findings),
+        "verdict": verdict(given.findings),
+        "facts": facts({**metrics, "report": given.history[-1]}),
+        "curves": draw_curves(given.history),
+        "outcome_rows": _outcome_rows(given.tables["groups"]),
+        "reward_chart": charts.reward_chart(given.tables["rewards"]),
+        "length_chart": charts.length_chart(given.tables["rollouts"]),
+        "evaluation_rows": _evaluation_rows(given),
+        "flips": _flips(given.tables["eval"]),
+        "steps": _steps(given.tables["train_steps"]),
+        "why_no_step": why_no_step(metrics),
+        "stages": _stage_rows(metrics),
+    }
+    named = {"that a rule names": groups_named(given.findings)}
+    choice = choose_groups(given.tables, given.groups_per_outcome, last=named)
+    groups = embed_groups(given.tables, choice.group_ids)
+    rest = sql_command(f"select * from rollouts where iteration = {given.iteration}")
+    return render("iteration.html.j2", make_browser(choice, groups, rest), values)
 
 
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("pipeline.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        inert=text.inert,
-        preview=text.preview,
-        heading=text.heading,
-        decimal=decimal,
-        percent=percent,
-        signed=signed,
-        interval=interval,
-    )
-    environment.tests["long"] = text.is_long
-    return environment.get_template("page.html.j2")
+def verdict(findings: list[Finding]) -> str:
+    """The diagnosis in a line.
+
+    >>> verdict([Finding("kl_bounded", "warn", 0.5, 0.3, "KL is 0.5"), Finding("group_kept", "ok", 3, 1, "3 kept")])
+    '1 of 2 rules warns'
+    """
+    n_warned = sum(finding.counts for finding in findings)
+    n_watched = sum(finding.level == "watch" for finding in findings)
+    watched = f", {n_watched} to watch" if n_watched else ""
+    if n_warned == 0:
+        return f"Healthy: no rule warns{watched}"
+    return f"{n_warned} of {len(findings)} rules {'warns' if n_warned == 1 else 'warn'}{watched}"
 
 
-def _curves(history: list[HistoryRow]) -> dict[str, Markup]:
+def groups_named(findings: list[Finding]) -> list[str]:
+    """The groups that the findings name, or whose completions they do."""
+    ids = [row for finding in findings if finding.rows for row in finding.rows.ids]
+    return ["/".join(row.split("/")[:2]) for row in ids if row.count("/") in (1, 2)]
+
+
+def draw_curves(history: list[HistoryRow]) -> dict[str, Markup]:
     """Charts over the iterations by title, where there is more than one iteration."""
     if len(history) < 2:
         return {}
     band = ("eval_pass_at_1_low", "eval_pass_at_1_high")
     pass_rates = {"pass_rate": "in training", "eval_pass_at_1": "held-out, 95% interval"}
+    outcomes = {"n_kept": "kept", "n_all_correct": "all correct", "n_all_wrong": "all wrong"}
     drawn = {
         "Pass rate": charts.curve_chart(history, pass_rates, band),
         "Reward": charts.curve_chart(history, {"reward_mean": "mean reward"}),
-        "Groups kept": charts.curve_chart(history, {"n_groups": "groups", "n_kept": "kept"}),
-        "Completion tokens": charts.curve_chart(history, {"completion_tokens_mean": "mean"}),
-        "Fraction cut off": charts.curve_chart(history, {"truncated_fraction": "fraction"}),
         "KL to the reference": charts.curve_chart(history, {"kl": "nats per token"}),
+        "Groups": charts.curve_chart(history, outcomes, colors=("var(--accent)", "var(--good)", "var(--bad)")),
         "Entropy": charts.curve_chart(history, {"entropy": "nats per token"}),
         "Clip fraction": charts.curve_chart(history, {"clip_fraction": "fraction"}),
+        "Completion tokens": charts.curve_chart(history, {"completion_tokens_mean": "mean"}),
+        "Fraction cut off": charts.curve_chart(history, {"truncated_fraction": "fraction"}),
         "Gradient norm": charts.curve_chart(history, {"grad_norm": "norm"}),
     }
     return {title: chart for title, chart in drawn.items() if chart is not None}

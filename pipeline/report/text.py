@@ -15,19 +15,15 @@ from markupsafe import Markup, escape
 MAX_CHARACTERS = 20_000
 """How much of one text the page shows."""
 
-PREVIEW_CHARACTERS = 400
-"""A longer text is folded up, with this much of it in view."""
-
-HEADING_CHARACTERS = 160
-"""A longer heading loses its middle."""
-
 # Controls but tab and newline, soft hyphen, zero-width and directional marks, line and paragraph separators,
 # annotations, tags and the variation selectors beyond the basic plane. The zero-width joiners stay: Persian, Hindi
 # and many emoji are written with them.
-_SIGNS = re.compile(
+SIGN_PATTERN = (
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff])\\1*"
 )
+"""A run of one sign that has no picture; the page's script has the same."""
+SIGNS = re.compile(SIGN_PATTERN)
 _CONTROL_NAMES = {"\0": "NULL", "\a": "BELL", "\b": "BACKSPACE", "\r": "CARRIAGE RETURN", "\x1b": "ESCAPE"}
 
 
@@ -46,41 +42,10 @@ def inert(text: str | None, max_characters: int = MAX_CHARACTERS) -> Markup:
     return marked + Markup(' <span class="cut">{}</span>').format(note)
 
 
-def is_long(text: str) -> bool:
-    """Whether the page folds `text` up: it has many characters or many lines."""
-    return len(text) > PREVIEW_CHARACTERS or text.count("\n") > 12
-
-
-def preview(text: str) -> Markup:
-    """The beginning of a long text, with the length of the whole.
-
-    >>> preview("word " * 100)[-23:]
-    Markup('… 500 characters</span>')
-    """
-    beginning = "\n".join(text[:PREVIEW_CHARACTERS].split("\n")[:12])
-    length = f"{len(text):,} characters"
-    if len(text) > MAX_CHARACTERS:
-        length += f", the first {MAX_CHARACTERS:,} of them on this page"
-    return Markup().join(_pieces(beginning)) + Markup(' <span class="cut">… {}</span>').format(length)
-
-
-def heading(text: str) -> Markup:
-    """`text` as one line; of a long one the beginning and the end, as many prompts begin alike.
-
-    >>> heading(f"Solve:\\n{'1 + ' * 100}2")[-9:]
-    Markup('1 + 1 + 2')
-    """
-    line = " ".join(text.split())
-    if len(line) <= HEADING_CHARACTERS:
-        return inert(line)
-    half = HEADING_CHARACTERS // 2
-    return inert(f"{line[:half]} … {line[-half:]}")
-
-
 def _pieces(text: str) -> Iterator[Markup]:
     """`text` in pieces: ordinary stretches escaped, each run of one sign as its number."""
     start = 0
-    for run in _SIGNS.finditer(text):
+    for run in SIGNS.finditer(text):
         yield escape(text[start : run.start()])
         yield _sign(run.group())
         start = run.end()
@@ -88,6 +53,14 @@ def _pieces(text: str) -> Iterator[Markup]:
 
 
 def _sign(run: str) -> Markup:
-    name = unicodedata.name(run[0], _CONTROL_NAMES.get(run[0], "CONTROL CHARACTER"))
     times = f" ×{len(run)}" if len(run) > 1 else ""
-    return Markup('<span class="sign" title="{}">U+{:04X}{}</span>').format(name, ord(run[0]), times)
+    return Markup('<span class="sign" title="{}">U+{:04X}{}</span>').format(sign_name(run[0]), ord(run[0]), times)
+
+
+def sign_name(sign: str) -> str:
+    """What Unicode calls `sign`.
+
+    >>> sign_name("\u202e"), sign_name("\x00")
+    ('RIGHT-TO-LEFT OVERRIDE', 'NULL')
+    """
+    return unicodedata.name(sign, _CONTROL_NAMES.get(sign, "CONTROL CHARACTER"))

@@ -9,33 +9,42 @@ verdict. An optional term that is null adds nothing, and neither does a gated on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import polars as pl
 
-from pipeline.rewards.registry import Term
+from pipeline.params import TermParams
 
 
-def column_of(term: Term) -> str:
+class Composed(NamedTuple):
+    """Expressions over columns `is_correct` and `column_of` each term."""
+
+    reward: pl.Expr
+    error: pl.Expr
+    """Why a sum is no reward: null where it is one."""
+
+
+def column_of(term: str) -> str:
     """The column of `rewards` that holds the values of a term."""
-    return f"reward_{term.name}"
+    return f"reward_{term}"
 
 
-def compose_rewards(values: pl.DataFrame, terms: Sequence[Term], clip: Sequence[float] | None) -> pl.DataFrame:
-    """`reward` of each row of `values`, which has `is_correct` and a column for each term, and `error`.
+def compose_rewards(terms: Mapping[str, TermParams], clip: Sequence[float] | None) -> Composed:
+    """The reward that `terms` make, by name.
 
     A sum beyond floating point is no reward: null, and `error` says so.
     """
     total = pl.lit(0.0)
-    for term in terms:
-        total = total + _contribution(term)
+    for name, settings in terms.items():
+        total = total + _contribution(name, settings)
     reward = pl.when(total.is_finite()).then(total)
     error = pl.when(~total.is_finite()).then(pl.lit("reward: the weighted sum is not finite"))
-    return values.select(reward=reward.clip(*clip) if clip else reward, error=error)
+    return Composed(reward.clip(*clip) if clip else reward, error)
 
 
-def _contribution(term: Term) -> pl.Expr:
-    share = term.settings.weight * pl.col(column_of(term))
-    if term.settings.gated:
+def _contribution(name: str, settings: TermParams) -> pl.Expr:
+    share = settings.weight * pl.col(column_of(name))
+    if settings.gated:
         share = pl.when("is_correct").then(share).when(~pl.col("is_correct")).then(0.0)
-    return share if term.settings.required else share.fill_null(0.0)
+    return share if settings.required else share.fill_null(0.0)

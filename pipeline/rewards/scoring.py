@@ -221,7 +221,6 @@ def _frame(
     values: Sequence[Sequence[TermValue]],
 ) -> pl.DataFrame:
     """One row per completion; `values` has one entry per term, each with one value per completion."""
-    terms = scorer.terms
     columns = {
         "is_correct": pl.Series([each.is_correct for each in verdicts], dtype=pl.Boolean),
         **{
@@ -230,11 +229,12 @@ def _frame(
         },
         "extracted_answer": pl.Series([each.extracted_answer for each in verdicts], dtype=pl.String),
         **{
-            column_of(term): pl.Series([value for value, _ in column], dtype=pl.Float64)
-            for term, column in zip(terms, values, strict=True)
+            column_of(term.name): pl.Series([value for value, _ in column], dtype=pl.Float64)
+            for term, column in zip(scorer.terms, values, strict=True)
         },
     }
-    rewards = compose_rewards(pl.DataFrame(columns), terms, scorer.params.clip)
+    composed = compose_rewards(scorer.params.terms, scorer.params.clip)
+    rewards = pl.DataFrame(columns).select(reward=composed.reward, error=composed.error)
     errors = [
         [each.error for each in verdicts],
         *(_shadow_errors(name, seen, verdicts) for name, seen in shadows.items()),

@@ -27,8 +27,8 @@ SCORES_IN_ONE_PIECE = 1 << 21
 class Layout:
     """Where prompts and completions are in a packed row of L tokens: G prompts up to P long, N completions up to C.
 
-    Padding, of both batches and of the row, is on the right and points at place 0; what it gives is dropped, and nothing
-    real sees it.
+    Padding, of both batches and of the row, is on the right and points at place 0; what it gives is dropped, and
+    nothing real sees it.
     """
 
     prompt_places: torch.Tensor  # [G, P] int64, places in the row

@@ -1,7 +1,7 @@
 """`make bench`: all benchmarks, on the artifacts of `make run`."""
 
 import stages  # noqa: F401  (sets how OpenMP waits, before torch is imported)
-from tests.benchmarks import code, history, orchestration, sampling, scoring, start_up, update
+from tests.benchmarks import code, history, orchestration, report, sampling, scoring, start_up, update
 
-for benchmark in (history, orchestration, start_up, scoring, code, sampling, update):
+for benchmark in (history, orchestration, report, start_up, scoring, code, sampling, update):
     benchmark.main()

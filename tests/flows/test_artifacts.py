@@ -1,22 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pipeline.history_rows import COLUMNS, HistoryRow
-from pipeline.report.groups import view_outcomes
 from prefect_flows.artifacts import (
     CHARACTERS_SHOWN,
-    COMPLETIONS_PER_GROUP,
     ROWS_SHOWN,
     artifact_key,
     code,
-    groups_page,
     metrics_table,
-    tables_of_groups,
+    verdict_page,
 )
-from tests.iteration_sample import sample_frames, write_iteration
 
 
 def row(iteration: int, **values: float | None) -> HistoryRow:
@@ -32,28 +26,30 @@ def test_the_table_shows_the_latest_iterations_first() -> None:
     assert (table[0]["pass rate"], table[0]["KL"]) == ("0.59", "–")
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("iteration")
-    frames = sample_frames(texts=["a | b\n`c`", "<script>alert(1)</script>"])
-    write_iteration(root, frames)
-    return groups_page("demo/0003", view_outcomes(tables_of_groups(root / "data"), 2))
+FINDING = {"rule": "kl_bounded", "message": "KL is 0.5, above 0.3", "advice": "Go slower", "action": "warn"}
 
 
-def test_each_outcome_has_some_groups(page: str) -> None:
-    headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert headings == [
-        "## mixed: 2 of 6 mixed groups: the first by group id",
-        "## all correct: all 2 all_correct groups",
-        "## all wrong: 2 of 7 all_wrong groups: the first by group id",
-        "## unscorable: the only unscorable group",
+def test_the_verdict_has_the_headline_and_what_warns_first() -> None:
+    rows = {"query": 'rollbook sql "select step, kl from train_steps"', "n": 2, "ids": ["step 3"]}
+    findings = [
+        {**FINDING, "rule": "groups_teach", "level": "watch"},  # an older diagnosis has no rows
+        {**FINDING, "rule": "group_kept", "level": "ok"},
+        {**FINDING, "rule": "pass_rate_held", "level": "warn", "action": "ignore"},
+        {**FINDING, "level": "warn", "rows": rows},
     ]
-    assert page.count("| reward | advantage | completion |") == 7
-
-
-def test_what_a_model_wrote_is_shown_as_it_is(page: str) -> None:
-    assert "`` a \\| b `c` ``" in page
-    assert "`<script>alert(1)</script>`" in page
+    page = verdict_page("demo/0003", row(3, pass_rate=0.5, kl=0.5), {"n_warnings": 1, "findings": findings})
+    assert page.splitlines()[:5] == [
+        "# demo/0003",
+        "",
+        "pass rate 0.5 · held-out pass@1 – · reward – · KL 0.5 · entropy – · clip fraction – · groups kept – · "
+        "completion tokens – · gradient norm –",
+        "",
+        "## 1 of 4 rules warns",
+    ]
+    assert "**kl_bounded** (warn): KL is 0.5, above 0.3. Go slower." in page
+    assert '2 rows: `rollbook sql --run demo/0003 "select step, kl from train_steps"`' in page
+    assert page.index("kl_bounded") < page.index("groups_teach")
+    assert "pass_rate_held" not in page
 
 
 @pytest.mark.parametrize(
@@ -72,16 +68,8 @@ def test_text_stays_on_one_line_in_a_code_span(text: str, shown: str) -> None:
     assert code(text) == shown
 
 
-def test_a_large_group_is_cut(tmp_path: Path) -> None:
-    write_iteration(tmp_path)
-    (outcome, *_) = view_outcomes(tables_of_groups(tmp_path / "data"), 1)
-    view = outcome.groups[0]
-    view.completions.extend(view.completions[:1] * COMPLETIONS_PER_GROUP)  # 4 + 8
-    assert "| | | and 4 more |" in groups_page("demo/0000", [outcome])
-
-
 @pytest.mark.parametrize("run", ["demo", "demo_2.1", "a-b", "v1.0-"])
 def test_keys_are_what_prefect_takes(run: str) -> None:
-    key = artifact_key(run, "groups")
+    key = artifact_key(run, "verdict")
     assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert not key.startswith("-")

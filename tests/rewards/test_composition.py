@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.params import TermParams
 from pipeline.rewards.composition import compose_rewards
-from pipeline.rewards.registry import Term, load_terms
 
 COLUMNS = {"is_correct": pl.Boolean, "reward_correct": pl.Float64, "reward_shape": pl.Float64}
 ROWS: list[tuple[bool | None, float | None, float | None]] = [
@@ -22,14 +21,14 @@ ROWS: list[tuple[bool | None, float | None, float | None]] = [
 
 
 def compose(clip: list[float] | None = None, **shape: Any) -> list[float | None]:
-    terms = load({"correct": {"weight": 1.0}, "shape": {"weight": -0.4, "kind": "correct", **shape}})
+    terms = load({"correct": {"weight": 1.0}, "shape": {"weight": -0.4, **shape}})
     values = pl.DataFrame(ROWS, schema=COLUMNS, orient="row")
-    rewards: list[float | None] = compose_rewards(values, terms, clip)["reward"].to_list()
+    rewards: list[float | None] = values.select(compose_rewards(terms, clip).reward).to_series().to_list()
     return rewards
 
 
-def load(params: dict[str, dict[str, Any]]) -> list[Term]:
-    return load_terms({name: TermParams.model_validate(each) for name, each in params.items()})
+def load(params: dict[str, dict[str, Any]]) -> dict[str, TermParams]:
+    return {name: TermParams.model_validate(each) for name, each in params.items()}
 
 
 def test_a_weighted_sum_that_is_null_where_a_term_is() -> None:
@@ -48,11 +47,11 @@ def test_without_an_optional_term_the_others_make_the_reward() -> None:
 
 
 def test_a_gate_without_a_verdict_is_a_missing_term() -> None:
-    terms = load({"shape": {"weight": 1.0, "kind": "correct", "gated": True}})
-    optional = load({"shape": {"weight": 1.0, "kind": "correct", "gated": True, "required": False}})
+    terms = load({"shape": {"weight": 1.0, "gated": True}})
+    optional = load({"shape": {"weight": 1.0, "gated": True, "required": False}})
     values = pl.DataFrame({"is_correct": [None], "reward_shape": [0.5]}, schema_overrides={"is_correct": pl.Boolean})
-    assert compose_rewards(values, terms, None)["reward"].to_list() == [None]
-    assert compose_rewards(values, optional, None)["reward"].to_list() == [0.0]
+    assert values.select(compose_rewards(terms, None).reward).to_series().to_list() == [None]
+    assert values.select(compose_rewards(optional, None).reward).to_series().to_list() == [0.0]
 
 
 def test_the_sum_is_clipped_and_null_stays_null() -> None:
@@ -60,9 +59,9 @@ def test_the_sum_is_clipped_and_null_stays_null() -> None:
 
 
 def test_a_sum_beyond_floating_point_is_null_and_says_so_however_it_is_clipped() -> None:
-    terms = load({name: {"weight": weight, "kind": "correct"} for name, weight in (("a", 1e308), ("b", 1e308))})
+    terms = load({name: {"weight": weight} for name, weight in (("a", 1e308), ("b", 1e308))})
     values = pl.DataFrame({"is_correct": [True, None], "reward_a": [1.0, None], "reward_b": [1.0, None]})
     for clip in (None, [0.0, 1.0]):
-        composed = compose_rewards(values, terms, clip)
+        composed = values.select(**compose_rewards(terms, clip)._asdict())
         assert composed["reward"].to_list() == [None, None]
         assert composed["error"].to_list() == ["reward: the weighted sum is not finite", None]

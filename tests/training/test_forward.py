@@ -316,8 +316,8 @@ def test_tokens_are_counted_as_they_are_run() -> None:
         TrainingRow("b/0", "b", [1], [5], [0.0], 1.0),
     ]
     steps = [Step(0, [[0, 1], [2]]), Step(1, [[0, 1, 2]])]
-    # Packed: 3 + 1 + 3 and 1 + 0; then all together; each in 64. Padded: 2 x (3 + 4), of which 12 are real, and 1 x (1 + 1); then
-    # 3 x (3 + 4), of which 14 are.
+    # Packed: 3 + 1 + 3 and 1 + 0; then all together; each in 64. Padded: 2 x (3 + 4), of which 12 are real, and
+    # 1 x (1 + 1); then 3 x (3 + 4), of which 14 are.
     packing: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=GROUPED_ATTENTION))
     padding: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
     assert count_tokens(packing, rows, steps) == TokenCounts(n_run=3 * 64, n_padding=3 * 64 - 16, n_predicting=14)

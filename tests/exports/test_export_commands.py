@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from tests.sample_run import SampleRun
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> SampleRun:
+    return SampleRun(tmp_path_factory.mktemp("exports") / "project")
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.root)
+    monkeypatch.setattr("sys.argv", ["rollbook", "export", "..."])
+
+
+def export(*arguments: str | Path, exit_code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    assert done.exit_code == exit_code, done.output
+    return done.output
+
+
+def test_pairs_of_a_run_with_their_provenance(run: SampleRun, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    # Each of three iterations has six mixed groups.
+    assert "18 pairs of demo/0000 to demo/0002" in export("pairs", "demo", "--output", file)
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 18
+    assert rows[0]["prompt"][0]["role"] == "user"
+    assert rows[0]["chosen"] == [{"role": "assistant", "content": "The answer to the problem is 5."}]
+    assert (rows[0]["chosen_id"], rows[0]["rejected_id"]) == ("0000/0000000000000000/0", "0000/0000000000000000/1")
+    beside = json.loads((tmp_path / "pairs.jsonl.provenance.json").read_text(encoding="utf-8"))
+    assert [source["commit"] for source in beside["sources"]] == run.commits
+    assert beside["n_rows"] == 18
+    assert beside["files"] == {"pairs.jsonl": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert set(beside["sources"][0]["md5"]) == {"prompts", "rollouts", "rewards", "advantages", "groups"}
+
+
+def test_the_same_export_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one.jsonl", "other.jsonl"):
+        export("sft", "demo", "--output", tmp_path / name)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "other.jsonl").read_bytes()
+
+
+def test_a_filter_names_any_column(tmp_path: Path) -> None:
+    file = tmp_path / "best.parquet"
+    export("sft", "demo/0001", "--output", file, "--best", "4", "--where", "n_tokens < 5 and outcome = 'mixed'")
+    rows = pl.read_parquet(file)
+    # Completion 0 of group g has 2 + g tokens and is correct, completion 3 has 11 + g: of the mixed groups 0, 1, 2.
+    assert rows["completion_id"].to_list() == [f"0001/{group:016x}/0" for group in range(3)]
+
+
+def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from datasets import load_dataset
+
+    folder = tmp_path / "rollouts"
+    export("dataset", "demo/0001..0002", "--output", folder)
+    loaded = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.num_rows == 128
+    assert loaded[0]["completion_id"] == "0001/0000000000000000/0"
+    assert loaded[0]["prompt"][0]["role"] == "user"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for column in loaded.column_names:
+        assert f"| {column} | " in card
+    assert "from 2 iterations: demo/0001 to demo/0002" in card
+    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    assert set(provenance["files"]) == {"data/train-00000-of-00001.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pairs", "demo", "--output", "pairs.csv"], "its name ends in neither .jsonl nor .parquet"),
+        (["sft", "demo", "--output", "x.jsonl", "--where", "nope > 1"], 'unable to find column "nope"'),
+        (["sft", "demo", "--output", "x.jsonl", "--where", "nope >"], "it can't be read"),
+        (["pairs", "nobody", "--output", "x.jsonl"], "there is no branch runs/nobody"),
+        (["dataset", "demo", "--output", "."], "it exists"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_written(run: SampleRun, arguments: list[str], said: str) -> None:
+    before = set(run.root.iterdir())
+    assert said in export(*arguments, exit_code=1)
+    assert set(run.root.iterdir()) == before
