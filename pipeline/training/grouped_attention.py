@@ -2,7 +2,8 @@
 
 The linear layers of a model see a packed row without padding; attention alone needs to know who sees whom. Here it
 takes the row apart into two padded batches, prompts and completions, and puts what comes out back in place. A block
-mask over the whole row gives the same numbers at a cost that grows with the square of the row.
+mask over the whole row gives the same numbers at a cost that grows with the square of the row; on CUDA, where a kernel
+skips the blocks in which nobody sees anybody, that is what is done (`block_attention.py`).
 
 It plugs into transformers as an attention function; the layout reaches it as a keyword of the model's forward call.
 """
@@ -17,6 +18,7 @@ import torch
 from transformers import AttentionInterface
 
 from pipeline.policy import Model
+from pipeline.training.block_attention import Members, attend_by_blocks
 
 GROUPED_ATTENTION = "rollbook_grouped"
 SCORES_IN_ONE_PIECE = 1 << 21
@@ -36,6 +38,7 @@ class Layout:
     prompt_lengths: torch.Tensor  # [G] int64
     prompt_of_completion: torch.Tensor  # [N] int64, which of the G prompts
     restore: torch.Tensor  # [L] int64, where each token of the row is in the G * P + N * C of both batches
+    members: Members
     masks: dict[int | None, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
     """Of `masks_for`, by window: layers share them."""
 
@@ -63,6 +66,7 @@ class Layout:
             prompt_lengths=torch.tensor([len(places) for places in prompts], device=device),
             prompt_of_completion=torch.tensor(prompt_of_completion, device=device),
             restore=restore.to(device),
+            members=Members.of(prompts, completions, prompt_of_completion, n_tokens, device),
         )
 
     def masks_for(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -120,6 +124,8 @@ def grouped_attention(
     dimensions of what comes out, are those of transformers' attention functions.
     """
     _refuse_bias(kwargs)
+    if query.device.type == "cuda":
+        return attend_by_blocks(module, query, key, value, layout.members, scaling, sliding_window), None
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [L, heads, size]
     prompt_mask, completion_mask = layout.masks_for(sliding_window)
     prompt_query, prompt_key, prompt_value = (_batch(states, layout.prompt_places) for states in (query, key, value))
