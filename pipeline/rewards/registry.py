@@ -93,7 +93,7 @@ def _find(kind: str, where: str) -> tuple[ModuleType, bool]:
 def _import(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's own code may raise anything
+    except (Exception, SystemExit) as error:  # a user's own code may raise anything
         problem = f"{_file(name)} can't be imported: {describe(error)}"
         raise BadInput(where, problem, f"Mend {_file(name)}") from error
 
