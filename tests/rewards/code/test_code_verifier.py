@@ -53,6 +53,10 @@ def test_verdicts_and_partial_credit() -> None:
         ("{}", "metadata"),
         (json.dumps(asserts("assert f(1) =")), "metadata.tests.0: it can't be compiled: SyntaxError"),
         (json.dumps(asserts("assert f(1) == 1", "assert 1")), "metadata.tests.1: it passes without a call"),
+        (
+            json.dumps(asserts("import nowhere\nassert f(1) == 1")),
+            "metadata.tests.0: it fails before it calls the solution: ModuleNotFoundError",
+        ),
     ],
 )
 def test_broken_hidden_tests_are_null_and_never_wrong(metadata: str | None, error: str) -> None:
@@ -84,6 +88,20 @@ def total(node):
 """
     test = "n = Node(1, Node(2))\nassert total(n) == 3 and n.next.value == 2 and total(node=n) == 3"
     assert tried(code, asserts(test, functions=("total",), classes=("Node",))).status == "pass"
+
+
+def test_a_test_may_change_an_object() -> None:
+    code = """
+class Node:
+    def __init__(self, value):
+        self.value, self.next, self.notes = value, None, {}
+    def __setitem__(self, key, note):
+        self.notes[key] = note
+    def total(self):
+        return self.value + (self.next.total() if self.next else 0) + sum(self.notes.values())
+"""
+    test = "a, b = Node(1), Node(2)\na.next = b\nb.value = 5\na['x'] = 10\nassert a.total() == 16"
+    assert tried(code, asserts(test, functions=(), classes=("Node",))).status == "pass"
 
 
 def test_what_a_function_returns_may_be_called_and_iterated_over() -> None:

@@ -36,9 +36,12 @@ def _run_test(channel: Channel, test: str) -> dict[str, Any]:
     try:
         exec(compiled, namespace)
     except BaseException as error:  # whatever a test raises, it did not pass
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
         if solution.broken:
             return {"broken": solution.broken}
-        return {"has_passed": False, "message": f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]}
+        if not solution.n_requests:
+            return {"broken": f"it fails before it calls the solution: {message}"}
+        return {"has_passed": False, "message": message}
     if not solution.n_requests:
         return {"broken": "it passes without a call of the solution"}
     return {"has_passed": True, "message": ""}
@@ -166,8 +169,17 @@ class _Object(_Result):
     def __getattr__(self, name: str) -> Any:
         return self._solution.do("get", self._target, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):  # the stand-in's own
+            object.__setattr__(self, name, value)
+        else:
+            self._solution.do("set", self._target, name, value)
+
     def __getitem__(self, key: Any) -> Any:
         return self._solution.do("item", self._target, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._solution.do("set_item", self._target, key, value)
 
     def __contains__(self, item: Any) -> bool:
         is_in: bool = _exactly(bool, self._solution.do("contains", self._target, item))

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "get": lambda target, name: getattr(target, name),
+    "set": lambda target, name, value: setattr(target, name, value),
     "item": operator.getitem,
+    "set_item": operator.setitem,
     "contains": operator.contains,
     "list": list,
     "iterate": iter,
