@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.params import ScoreParams
 from pipeline.rewards.code.inside import frames
-from pipeline.rewards.code.judging import score
+from pipeline.rewards.code.grading import score
 from pipeline.rewards.code.trial import BrokenTestError
 from pipeline.rewards.scoring import score_completions
 from tests.rewards.code.attacks import PROGRAM
@@ -149,14 +149,14 @@ def test_a_test_that_hands_over_a_function_is_broken() -> None:
 
 
 def test_each_test_counts_by_itself() -> None:
-    judgement = tried("def f(x):\n    return x", asserts("assert f(1) == 1", "assert f(2) == 3", "assert f(4) == 4"))
-    assert (judgement.status, judgement.n_passed, judgement.n_tests) == ("fail", 2, 3)
-    assert judgement.reason == "test 2: AssertionError: "
+    graded = tried("def f(x):\n    return x", asserts("assert f(1) == 1", "assert f(2) == 3", "assert f(4) == 4"))
+    assert (graded.status, graded.n_passed, graded.n_tests) == ("fail", 2, 3)
+    assert graded.reason == "test 2: AssertionError: "
 
 
 def test_after_a_time_out_no_test_is_run() -> None:
-    judgement = tried("def f(x):\n    while x == 5: pass\n    return x * x", time_limit_seconds=0.5)
-    assert (judgement.status, judgement.n_passed, judgement.reason) == ("timeout", 1, "test 2: no answer came in time")
+    graded = tried("def f(x):\n    while x == 5: pass\n    return x * x", time_limit_seconds=0.5)
+    assert (graded.status, graded.n_passed, graded.reason) == ("timeout", 1, "test 2: no answer came in time")
 
 
 def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> None:
@@ -172,9 +172,9 @@ def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> Non
 def test_the_whole_trial_has_a_limit_too() -> None:
     cases = [{"args": [n], "expected": n} for n in range(50)]
     code = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x"
-    judgement = tried(code, {"kind": "calls", "function": "f", "cases": cases}, total_time_limit_seconds=1.0)
-    assert judgement.status == "timeout"
-    assert 1 <= judgement.n_passed < 6  # 5 x 0.2 s
+    graded = tried(code, {"kind": "calls", "function": "f", "cases": cases}, total_time_limit_seconds=1.0)
+    assert graded.status == "timeout"
+    assert 1 <= graded.n_passed < 6  # 5 x 0.2 s
 
 
 def test_texts_have_the_same_hash_each_time() -> None:
