@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
-from pipeline.rewards.code.hidden_tests import CallCase, CallTests, ProgramCase, ProgramTests
 from pipeline.rewards.code.grading import Status, grade
+from pipeline.rewards.code.hidden_tests import CallCase, CallTests, ProgramCase, ProgramTests
 from pipeline.rewards.code.launch import REMEDY, WHERE
 from pipeline.rewards.code.sandbox import Launch
 

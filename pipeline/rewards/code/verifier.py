@@ -6,8 +6,8 @@ from functools import cached_property
 
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
-from pipeline.rewards.code.hidden_tests import read_tests
 from pipeline.rewards.code.grading import N_TRIES
+from pipeline.rewards.code.hidden_tests import read_tests
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import PATIENCE, START_SECONDS, Launch
 from pipeline.rewards.completion import Verdict

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.params import ScoreParams
-from pipeline.rewards.code.inside import frames
 from pipeline.rewards.code.grading import score
+from pipeline.rewards.code.inside import frames
 from pipeline.rewards.code.trial import BrokenTestError
 from pipeline.rewards.scoring import score_completions
 from tests.rewards.code.attacks import PROGRAM

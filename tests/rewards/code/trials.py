@@ -16,8 +16,8 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
-from pipeline.rewards.code.hidden_tests import HiddenTests, read_tests
 from pipeline.rewards.code.grading import Grade, grade
+from pipeline.rewards.code.hidden_tests import HiddenTests, read_tests
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import Launch
 
