@@ -67,7 +67,9 @@ def check_sandbox(params: CodeParams, launch: Launch) -> None:
     for code, tests in ((_FUNCTION, calls), (_PROGRAM, runs)):
         verdict = grade(code, tests, params, launch)
         if verdict.status is not Status.PASS:
-            raise BadInput(WHERE, f"a right solution comes out as {verdict.status}: {verdict.reason}", REMEDY)
+            problem = f"a right solution comes out as {verdict.status}: {verdict.reason}"
+            is_too_tight = verdict.status in (Status.TIMEOUT, Status.LIMIT)
+            raise BadInput(WHERE, problem, "Raise the limits of score.code" if is_too_tight else REMEDY)
     if not launch.is_isolated:
         return
     probe = _PROBE.format(host_file=__file__, too_much=params.memory_mb << 20)

@@ -1,4 +1,4 @@
-"""Attacks on the sandbox and on the grader: each has the right status, leaves no process and changes nothing outside."""
+"""Attacks on the sandbox and the grader: each has the right status, leaves no process and changes nothing outside."""
 
 from __future__ import annotations
 

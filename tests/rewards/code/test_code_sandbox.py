@@ -143,6 +143,11 @@ def test_the_canary_refuses_a_sandbox_that_does_not_start() -> None:
         check_sandbox(PARAMS, replace(marked_launch(), command=("false",), is_root=False))
 
 
+def test_the_canary_says_where_limits_are_too_tight() -> None:
+    with pytest.raises(BadInput, match=r"a right solution comes out as limit: .*Raise the limits of score\.code"):
+        check_sandbox(PARAMS.model_copy(update={"max_output_bytes": 1}), marked_launch())
+
+
 @pytest.mark.parametrize("hole", ["files", "no_filter", "no_inner_filter", "memory"])
 def test_the_canary_refuses_a_sandbox_with_a_hole(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = marked_launch()
