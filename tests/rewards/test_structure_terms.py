@@ -44,6 +44,8 @@ def test_the_prompt_may_end_with_the_first_opening_tag() -> None:
 def test_a_tag_has_a_name() -> None:
     with pytest.raises(ValidationError):
         tags.Params(tags=["<think>"])
+    with pytest.raises(ValidationError, match="it names a tag twice"):
+        tags.Params(tags=["think", "think"])
 
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string", "maxLength": 9}}}

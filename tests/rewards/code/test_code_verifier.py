@@ -97,10 +97,12 @@ class Node:
         self.value, self.next, self.notes = value, None, {}
     def __setitem__(self, key, note):
         self.notes[key] = note
+    def __repr__(self):
+        return f"Node({self.value})"
     def total(self):
         return self.value + (self.next.total() if self.next else 0) + sum(self.notes.values())
 """
-    test = "a, b = Node(1), Node(2)\na.next = b\nb.value = 5\na['x'] = 10\nassert a.total() == 16"
+    test = "a, b = Node(1), Node(2)\na.next = b\nb.value = 5\na['x'] = 10\nassert a.total() == 16\nassert repr(a) == 'Node(1)'"
     assert tried(code, asserts(test, functions=(), classes=("Node",))).status == "pass"
 
 
@@ -157,6 +159,12 @@ def test_each_test_counts_by_itself() -> None:
 def test_after_a_time_out_no_test_is_run() -> None:
     graded = tried("def f(x):\n    while x == 5: pass\n    return x * x", time_limit_seconds=0.5)
     assert (graded.status, graded.n_passed, graded.reason) == ("timeout", 1, "test 2: no answer came in time")
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "sys.exit()", "raise SystemExit"])
+def test_a_program_may_end_itself(end: str) -> None:
+    code = f"import os, sys\nos.path.dirname(__file__)\nn = int(input())\nprint(n * n)\n{end}\nprint('not this')"
+    assert tried(code, PROGRAM).status == "pass"
 
 
 def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> None:

@@ -198,6 +198,10 @@ class _Object(_Result):
         text: str = _exactly(str, self._solution.do("str", self._target))
         return text
 
+    def __repr__(self) -> str:
+        text: str = _exactly(str, self._solution.do("repr", self._target))
+        return text
+
     def __eq__(self, other: object) -> NoReturn:
         if isinstance(other, _Object):
             self._solution.broken = "it compares two objects of the solution, whose own __eq__ would decide"

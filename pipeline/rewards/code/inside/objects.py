@@ -24,6 +24,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "next": next,
     "length": len,
     "str": str,
+    "repr": repr,
 }
 MAX_MESSAGE_CHARACTERS = 300
 
