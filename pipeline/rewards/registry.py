@@ -119,7 +119,10 @@ class NoParams(Section):
 
 
 def _check_params(module: ModuleType, settings: TermParams, where: str) -> Section:
-    model: type[Section] = getattr(module, "Params", NoParams)
+    model = getattr(module, "Params", NoParams)
+    if not (isinstance(model, type) and issubclass(model, Section)):
+        problem = f"{_file(module.__name__)} has a `Params` that is no Section"
+        raise BadInput(where, problem, "Derive it from `pipeline.params.Section`")
     try:
         return model.model_validate(settings.params)
     except ValidationError as error:

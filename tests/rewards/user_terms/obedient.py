@@ -35,6 +35,8 @@ def score(completion: Completion, params: Params) -> Any:
             return True
         case "die":
             os.abort()
+        case "leave":
+            os._exit(0)
         case "sleep":
             time.sleep(60)
     return params.factor * (2.0 if completion.is_correct else 1.0)
