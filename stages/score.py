@@ -39,7 +39,7 @@ from stages.progress import progress
 from stages.runner import Result, run_stage
 
 CODE = Path(code.__file__).parent
-"""What determines the scores, beside params and tables."""
+"""What determines the scores, beside params and tables: modules, and what a term of one's own reads beside it."""
 
 
 def score(params: Params) -> Result:
@@ -116,7 +116,8 @@ def _judgements_before() -> pl.DataFrame | None:
 def shards_folder(params: ScoreParams) -> Path:
     """Where the shards of these rollouts, scored with this code and these params, are kept; others are removed."""
     digest = hashlib.sha256(params.model_dump_json().encode())
-    for path in (paths.ROLLOUTS, paths.PROMPTS, *sorted(CODE.rglob("*.py"))):
+    files = sorted(path for path in CODE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    for path in (paths.ROLLOUTS, paths.PROMPTS, *files):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     folder = paths.SCORES / digest.hexdigest()[:16]

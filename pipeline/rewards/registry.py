@@ -93,7 +93,7 @@ def _find(kind: str, where: str) -> tuple[ModuleType, bool]:
 def _import(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's own code may raise anything
+    except (Exception, SystemExit) as error:  # a user's own code may raise anything
         problem = f"{_file(name)} can't be imported: {describe(error)}"
         raise BadInput(where, problem, f"Mend {_file(name)}") from error
 
@@ -119,7 +119,10 @@ class NoParams(Section):
 
 
 def _check_params(module: ModuleType, settings: TermParams, where: str) -> Section:
-    model: type[Section] = getattr(module, "Params", NoParams)
+    model = getattr(module, "Params", NoParams)
+    if not (isinstance(model, type) and issubclass(model, Section)):
+        problem = f"{_file(module.__name__)} has a `Params` that is no Section"
+        raise BadInput(where, problem, "Derive it from `pipeline.params.Section`")
     try:
         return model.model_validate(settings.params)
     except ValidationError as error:

@@ -241,13 +241,14 @@ def _frame(
         *([error for _, error in column] for column in values),
         rewards["error"].to_list(),
     ]
-    joined = ["; ".join(filter(None, of_row)) or None for of_row in zip(*errors, strict=True)]
+    joined = ["; ".join(filter(None, of_row)) for of_row in zip(*errors, strict=True)]
+    reasons = [each.encode("utf-8", "replace").decode("utf-8") or None for each in joined]  # halves of surrogate pairs
     return pl.DataFrame(
         {
             "completion_id": completion_ids,
             "reward": rewards["reward"],
             **columns,
-            "score_error": pl.Series(joined, dtype=pl.String),
+            "score_error": pl.Series(reasons, dtype=pl.String),
         }
     )
 

@@ -79,9 +79,11 @@ def _checked(value: object) -> TermValue:
         return None, value.reason
     if not isinstance(value, numbers.Real):
         return None, f"TypeError: it returned {value!r:.100}, which is no number"
-    if not math.isfinite(value):
-        return None, f"ValueError: it returned {value}, which is not finite"
-    return float(value), None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None, "OverflowError: it returned a number beyond floating point"
+    return (number, None) if math.isfinite(number) else (None, f"ValueError: it returned {number}, which is not finite")
 
 
 def _values(term: Term, outcome: Outcome, n_completions: int) -> list[TermValue]:

@@ -33,6 +33,9 @@ WORKER_MEMORY_BYTES = 4 << 30
 PATIENCE = 4
 """How many times its limit a call may take by the clock."""
 
+_CLEAN_EXIT = 256
+"""Stands for an exit code of 0, which no worker should have in the midst of a call, and which pebble overlooks."""
+
 _running: list[ProcessPool] = []
 """The pools that share the one fork server of this process."""
 
@@ -169,7 +172,8 @@ def _results(chunk: Sequence[Call], log: Path, future: Future[None]) -> list[Out
 
 def _death(error: TimeoutError | ProcessExpired, call: Call) -> Outcome:
     if isinstance(error, ProcessExpired) and error.exitcode not in (-signal.SIGPROF, -signal.SIGALRM):
-        return Outcome(failure="crash", reason=f"crash: its worker process ended with exit code {error.exitcode}")
+        code = 0 if error.exitcode == _CLEAN_EXIT else error.exitcode
+        return Outcome(failure="crash", reason=f"crash: its worker process ended with exit code {code}")
     return Outcome(failure="timeout", reason=f"timeout: it took more than {call.time_limit_seconds:g} s")
 
 
@@ -233,6 +237,11 @@ def _start_worker(modules: Sequence[str], warm_up: Sequence[Call]) -> None:
 
 class _WorkerProcess(ForkServerProcess):
     """A process that doesn't import the parent's main module again, as a stage takes half a second to import."""
+
+    @property
+    def exitcode(self) -> int | None:
+        code = super().exitcode
+        return _CLEAN_EXIT if code == 0 else code
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name that multiprocessing looks for

@@ -84,6 +84,7 @@ MAY_PASS: dict[str, Any] = {
     "no JSON": (200, b"<html>", {}),
     "no choices": (200, {"choices": []}, {}),
     "no text": (200, {"choices": [{"message": {"content": None}}]}, {}),
+    "half of a surrogate pair": says('{"reasoning": "\ud83d", "score": 7}'),
     "prose": says("I would give it a 7."),
     "a score beyond the scale": says('{"score": 11}'),
     "a score that is no whole number": says('{"score": 7.5}'),
@@ -242,5 +243,6 @@ def test_verdicts_are_read_as_servers_write_them() -> None:
 def test_params_of_a_judge() -> None:
     with pytest.raises(ValidationError, match="min_score 5 must be below max_score 5"):
         params("http://x/v1", min_score=5, max_score=5)
-    with pytest.raises(ValidationError, match="address"):
-        params("localhost:8000")
+    for address in ("localhost:8000", "http://localhost:port/v1", "http://[::1/v1"):
+        with pytest.raises(ValidationError, match="address"):
+            params(address)

@@ -66,6 +66,12 @@ def test_a_null_term_makes_the_reward_null_and_says_why(monkeypatch: pytest.Monk
     ]
 
 
+def test_a_reason_that_no_table_can_hold_is_written_as_far_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user", user_terms)
+    scores = score_completions(rollouts(["half"]), prompts(["7"]), params(terms={"obedient": {"weight": 1.0}}))
+    assert scores["score_error"].to_list() == ["obedient: half of a pair: ?"]
+
+
 def test_a_sum_beyond_floating_point_is_null() -> None:
     huge = {"a": {"weight": 1e308, "kind": "correct"}, "b": {"weight": 1e308, "kind": "correct"}}
     scores = score_completions(rollouts(["7"]), prompts(["7"]), params(terms=huge))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pipeline.rewards.completion import Unscored
 from pipeline.rewards.terms import json_schema, tags
 from tests.rewards.completions import completion
 
@@ -43,12 +44,14 @@ def test_the_prompt_may_end_with_the_first_opening_tag() -> None:
 def test_a_tag_has_a_name() -> None:
     with pytest.raises(ValidationError):
         tags.Params(tags=["<think>"])
+    with pytest.raises(ValidationError, match="it names a tag twice"):
+        tags.Params(tags=["think", "think"])
 
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string", "maxLength": 9}}}
 
 
-def judge(text: str, metadata: Any = None, **params: Any) -> float | None:
+def judge(text: str, metadata: Any = None, **params: Any) -> float | Unscored | None:
     packed = None if metadata is None else json.dumps(metadata)
     return json_schema.score(completion(text, metadata=packed), json_schema.Params.model_validate(params))
 
@@ -63,6 +66,18 @@ def test_json_schema_of_the_prompt() -> None:
     assert judge("{}", {"schema": SCHEMA}, must_match={}) == 1.0
     assert judge("{}", {"other": 1}) is None
     assert judge("{}") is None
+
+
+def test_a_schema_of_the_prompt_that_cannot_be_used_judges_nothing() -> None:
+    problem = judge("{}", {"schema": {"$ref": "https://example.com/schema.json"}})
+    assert isinstance(problem, Unscored)
+    assert problem.reason.startswith("metadata: schema: it refers to 'https://example.com/schema.json'")
+    assert judge("{}", [1]) == Unscored("metadata: it is a JSON list, not an object with the key schema")
+
+
+def test_json_nested_too_deep_for_its_schema_is_wrong() -> None:
+    lists = {"type": "array", "items": {"$ref": "#"}}
+    assert [judge("[" * n + "]" * n, must_match=lists) for n in (3, 400)] == [1.0, 0.0]
 
 
 def test_json_stands_where_extract_says() -> None:

@@ -86,7 +86,7 @@ def test_a_term_without_params_takes_none(workers: Workers) -> None:
 def test_a_users_term_that_fails_costs_its_own_completion(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(term_values, "USER_TIME_LIMIT_SECONDS", 1.0)
     (term,) = load(mine={"kind": "obedient", "params": {"factor": 0.5}})
-    told = ["", "raise", "nan", "inf", "text", "none", "true", "die", "sleep", "on"]
+    told = ["", "raise", "nan", "inf", "huge", "text", "none", "true", "die", "leave", "sleep", "on"]
     wrong = completion("off", is_correct=False)
     values = apply_term(term, [*(completion(text) for text in told), wrong], workers)
     assert values == [
@@ -94,10 +94,12 @@ def test_a_users_term_that_fails_costs_its_own_completion(workers: Workers, monk
         (None, "mine: ValueError: as told"),
         (None, "mine: ValueError: it returned nan, which is not finite"),
         (None, "mine: ValueError: it returned -inf, which is not finite"),
+        (None, "mine: OverflowError: it returned a number beyond floating point"),
         (None, "mine: TypeError: it returned '1.0', which is no number"),
         (None, "mine: it can't judge this completion"),
         (1.0, None),
         (None, "mine: crash: its worker process ended with exit code -6"),
+        (None, "mine: crash: its worker process ended with exit code 0"),
         (None, "mine: timeout: it took more than 1 s"),
         (1.0, None),
         (0.5, None),
@@ -164,10 +166,15 @@ def test_bad_params_name_their_key(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        ("import sys; sys.exit()", r"broken\.py can't be imported: SystemExit: \. Mend"),
         ("import nowhere", r"broken\.py can't be imported: ModuleNotFoundError: No module named 'nowhere'\. Mend"),
         (
             "def score(completion, params): ...\ndef score_group(completions, params): ...",
             r"broken\.py has `score` and `score_group`, and a term is one function\. Make two modules of it",
+        ),
+        (
+            "class Params: ...\ndef score(completion, params): ...",
+            r"broken\.py has a `Params` that is no Section\. Derive it from `pipeline\.params\.Section`",
         ),
         ("def scores(): ...", r"broken\.py has none of the functions `score`"),
     ],

@@ -152,6 +152,17 @@ def test_batches_of_other_rollouts_params_or_code_are_not_taken(tmp_path: Path) 
     assert shards_folder(params) != first
 
 
+def test_batches_made_with_another_file_of_a_term_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.score.CODE", tmp_path)
+    params, words = load_params(tmp_path / "params.yaml").score, tmp_path / "words.txt"
+    words.write_text("please")
+    first = shards_folder(params)
+    words.write_text("thanks")
+    assert shards_folder(params) != first
+
+
 def test_a_term_of_the_whole_iteration_sees_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rewards.registry.user", user_terms)
     monkeypatch.setattr("stages.score.BATCH_COMPLETIONS", 2)

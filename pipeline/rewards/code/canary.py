@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
+from pipeline.rewards.code.grading import Status, grade
 from pipeline.rewards.code.hidden_tests import CallCase, CallTests, ProgramCase, ProgramTests
-from pipeline.rewards.code.judging import Status, judge
 from pipeline.rewards.code.launch import REMEDY, WHERE
 from pipeline.rewards.code.sandbox import Launch
 
@@ -65,13 +65,15 @@ def check_sandbox(params: CodeParams, launch: Launch) -> None:
     calls = CallTests(kind="calls", function="double", cases=[CallCase(args=[21], expected=42)])
     runs = ProgramTests(kind="program", cases=[ProgramCase(stdin="21", stdout="42")])
     for code, tests in ((_FUNCTION, calls), (_PROGRAM, runs)):
-        verdict = judge(code, tests, params, launch)
+        verdict = grade(code, tests, params, launch)
         if verdict.status is not Status.PASS:
-            raise BadInput(WHERE, f"a right solution comes out as {verdict.status}: {verdict.reason}", REMEDY)
+            problem = f"a right solution comes out as {verdict.status}: {verdict.reason}"
+            is_too_tight = verdict.status in (Status.TIMEOUT, Status.LIMIT)
+            raise BadInput(WHERE, problem, "Raise the limits of score.code" if is_too_tight else REMEDY)
     if not launch.is_isolated:
         return
     probe = _PROBE.format(host_file=__file__, too_much=params.memory_mb << 20)
     attempts = CallTests(kind="calls", function="attempts", cases=[CallCase(expected=[])])
-    verdict = judge(probe, attempts, params, launch)
+    verdict = grade(probe, attempts, params, launch)
     if verdict.status is not Status.PASS:
         raise BadInput(WHERE, f"the sandbox does not hold: {verdict.reason}", REMEDY)

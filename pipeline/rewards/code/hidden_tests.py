@@ -141,6 +141,7 @@ class AssertTests(_Part):
 
 HiddenTests = ProgramTests | CallTests | AssertTests
 
+_KINDS_RULE = "its `kind` has to be program, calls or asserts"
 _ADAPTER: TypeAdapter[HiddenTests] = TypeAdapter(Annotated[HiddenTests, Field(discriminator="kind")])
 
 
@@ -161,5 +162,6 @@ def read_tests(metadata: str) -> HiddenTests:
         first = error.errors(include_url=False)[0]
         inner = first["loc"][1:]  # without the kind, which pydantic names first
         place = ".".join(["metadata", *map(str, inner)])
-        rule = str(first["msg"]).removeprefix("Value error, ")
+        has_no_kind = first["type"].startswith("union_tag")
+        rule = _KINDS_RULE if has_no_kind else str(first["msg"]).removeprefix("Value error, ")
         raise ValueError(f"{place}: {first['input']!r:.100}: {rule}") from error

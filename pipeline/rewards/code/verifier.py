@@ -6,16 +6,18 @@ from functools import cached_property
 
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
-from pipeline.rewards.code.extraction import code_block
+from pipeline.rewards.code.grading import N_TRIES
 from pipeline.rewards.code.hidden_tests import read_tests
-from pipeline.rewards.code.judging import N_TRIES
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import PATIENCE, START_SECONDS, Launch
 from pipeline.rewards.completion import Verdict
+from pipeline.rewards.fences import last_block
 from pipeline.rewards.verifier import Prompt, Question, unjudged, wrong
 from pipeline.rewards.workers import Call
 
-_WORKER = "pipeline.rewards.code.judging"
+_WORKER = "pipeline.rewards.code.grading"
+_LANGUAGES = frozenset({"", "python", "python3", "py", "py3"})
+"""What a block of Python calls itself, or nothing."""
 
 
 class CodeVerifier:
@@ -33,7 +35,7 @@ class CodeVerifier:
             BadInput: this machine can't run code in a sandbox as the params ask for.
         """
         launch = self._launch
-        code = code_block(completion_text)
+        code = last_block(completion_text, _LANGUAGES)
         try:
             read_tests(prompt.metadata or "null")
         except ValueError as error:

@@ -144,6 +144,7 @@ def _asked_pause(reply: httpx.Response) -> float:
 def _text_of(reply: httpx.Response) -> str | None:
     try:
         text = reply.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        text.encode("utf-8")  # JSON can hold half of a surrogate pair, and a table can't
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
-    return text if isinstance(text, str) else None
+    return str(text)

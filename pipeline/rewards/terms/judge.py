@@ -12,7 +12,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+import httpx
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.params import Finite, Positive, PositiveFloat, Section
 from pipeline.rewards.completion import Completion, Unscored
@@ -46,6 +47,15 @@ class Params(Section):
     requests_per_minute: PositiveFloat | None = None
     timeout_seconds: PositiveFloat = 60.0
     n_tries: Positive = 5
+
+    @field_validator("address")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        try:
+            httpx.URL(value)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"it is no address ({error})") from error
+        return value
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Params:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipeline.params import Section
 from pipeline.rewards.completion import Completion
@@ -25,6 +25,13 @@ class Params(Section):
     tags: Annotated[list[Tag], Field(min_length=1)]
     is_opened: bool = False
     allow_around: bool = False
+
+    @field_validator("tags")
+    @classmethod
+    def _are_distinct(cls, value: list[Tag]) -> list[Tag]:
+        if len(set(value)) < len(value):
+            raise ValueError("it names a tag twice, and each may be opened once")
+        return value
 
 
 def score(completion: Completion, params: Params) -> float:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from pipeline.rewards.fences import last_block
 from pipeline.rewards.verifiers.extraction import answer_tag, whole
 
 Extract = Literal["whole", "answer_tag", "code_block"]
-
-_FENCE = re.compile(r"^```[ \t]*[\w-]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,12 @@ class Document:
 
 
 def code_block(text: str) -> str | None:
-    r"""The content of the last block between fences of three backquotes.
+    r"""The content of the last fenced block, in whatever language.
 
     >>> code_block('First\n```json\n{"a": 1}\n```\nand so on')
     '{"a": 1}'
     """
-    blocks: list[str] = _FENCE.findall(text)
-    return whole(blocks[-1]) if blocks else None
+    return whole(last_block(text) or "")
 
 
 EXTRACTIONS: dict[Extract, Callable[[str], str | None]] = {

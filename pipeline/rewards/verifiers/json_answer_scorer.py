@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
 
 from pipeline.rewards.verifiers.documents import read_document, shared_entries
-from pipeline.rewards.verifiers.schemas import check_schema, schema_error
+from pipeline.rewards.verifiers.schemas import check_schema, read_schema, schema_error
 
 ScoreAndReason = tuple[float | None, str | None]
 
@@ -48,13 +47,3 @@ def check_reference(answer: str | None, metadata: str | None) -> str | None:
     if schema is not None and (problem := schema_error(document.value, schema)):
         return f"answer: the prompt's own schema refuses it: {problem}"
     return None
-
-
-def read_schema(metadata: str | None) -> Any:
-    """The key `schema` of `metadata`, or None; a ValueError where that is no JSON object."""
-    if metadata is None:
-        return None
-    content = json.loads(metadata)
-    if not isinstance(content, dict):
-        raise ValueError(f"it is a JSON {type(content).__name__}, not an object with the key schema")
-    return content.get("schema")

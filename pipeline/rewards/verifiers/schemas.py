@@ -50,6 +50,16 @@ def schema_error(value: Any, schema: Any) -> str | None:
     return ": ".join([*(".".join(map(str, error.absolute_path)) or "it",), error.message])
 
 
+def read_schema(metadata: str | None) -> Any:
+    """The key `schema` of a prompt's `metadata`, or None; a ValueError where that is no JSON object."""
+    if metadata is None:
+        return None
+    content = json.loads(metadata)
+    if not isinstance(content, dict):
+        raise ValueError(f"it is a JSON {type(content).__name__}, not an object with the key schema")
+    return content.get("schema")
+
+
 @lru_cache(maxsize=1024)
 def _validator(schema: str) -> Validator:
     content = json.loads(schema)

@@ -254,6 +254,17 @@ def f(x):
         {"kind": "asserts", "functions": ["f"], "tests": ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]},
     ),
     Attack(
+        "emptying_the_argument_by_a_forged_reply",
+        """
+import sys
+sys.modules["inside.objects"].Objects.answer = lambda *_: {"value": [], "args": [[]]}
+def f(xs):
+    return []
+""",
+        "fail",
+        {"kind": "asserts", "functions": ["f"], "tests": ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]},
+    ),
+    Attack(
         "another_list_for_each_line",
         """
 class Items:

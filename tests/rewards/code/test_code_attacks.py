@@ -1,4 +1,4 @@
-"""Attacks on the sandbox and on the judge: each has the right status, leaves no process and changes nothing outside."""
+"""Attacks on the sandbox and the grader: each has the right status, leaves no process and changes nothing outside."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_an_attack_gains_and_harms_nothing(attack: Attack) -> None:
     before = what_is_outside()
     seconds = 0.5 if "timeout" in attack.statuses else 10.0
     started = time.monotonic()
-    judgement = tried(attack.code, attack.tests, time_limit_seconds=seconds)
-    assert judgement.status in attack.statuses.split(), judgement
-    assert judgement.n_passed < judgement.n_tests
+    graded = tried(attack.code, attack.tests, time_limit_seconds=seconds)
+    assert graded.status in attack.statuses.split(), graded
+    assert graded.n_passed < graded.n_tests
     assert time.monotonic() - started < 10
     assert survivors() == []
     assert what_is_outside() == before

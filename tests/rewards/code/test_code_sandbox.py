@@ -14,7 +14,7 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
-from pipeline.rewards.code.judging import Judgement, Status, judge
+from pipeline.rewards.code.grading import Grade, Status, grade
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import Launch
 from tests.rewards.code.trials import PARAMS, marked_launch, needs_sandbox, squares, survivors, tried
@@ -54,8 +54,8 @@ def f(numbers):
             allowed.append((name, got, errno.errorcode.get(ctypes.get_errno())))
     return allowed
 """
-    judgement = tried(code, {"kind": "calls", "function": "f", "cases": [{"args": [known], "expected": []}]})
-    assert judgement.status is Status.PASS, judgement
+    graded = tried(code, {"kind": "calls", "function": "f", "cases": [{"args": [known], "expected": []}]})
+    assert graded.status is Status.PASS, graded
 
 
 def test_threads_may_be_made_but_no_processes() -> None:
@@ -70,8 +70,8 @@ def f(flags):
 """
     # SIGCHLD as fork has it; the same with a new user namespace; and with memory shared, as vfork does.
     cases = [{"args": [flags], "expected": {"python": "(-1, 1)"}} for flags in (17, 17 | 0x10000000, 17 | 0x4100)]
-    judgement = tried(code, {"kind": "calls", "function": "f", "cases": cases})
-    assert judgement.status is Status.PASS, judgement
+    graded = tried(code, {"kind": "calls", "function": "f", "cases": cases})
+    assert graded.status is Status.PASS, graded
 
 
 def test_the_command_line_has_what_keeps_a_solution_in() -> None:
@@ -88,8 +88,8 @@ def test_the_command_line_has_what_keeps_a_solution_in() -> None:
 def test_a_solution_sees_no_environment_and_is_nobody() -> None:
     code = "import os\ndef f():\n    return dict(os.environ), os.listdir('/tmp'), os.getuid() == 0, os.getgroups()"
     expected = {"python": f"({{}}, [], False, {[] if os.getuid() == 0 else os.getgroups()})"}
-    judgement = tried(code, {"kind": "calls", "function": "f", "cases": [{"expected": expected}]})
-    assert judgement.status is Status.PASS, judgement
+    graded = tried(code, {"kind": "calls", "function": "f", "cases": [{"expected": expected}]})
+    assert graded.status is Status.PASS, graded
 
 
 def test_a_sandbox_does_not_outlive_a_scorer_that_is_killed() -> None:
@@ -110,8 +110,8 @@ trials.tried("import time\\ntime.sleep(1000)")
 # When it does not come up ---------------------------------------------------------------------------------------------
 
 
-def judged(launch: Launch) -> Judgement:
-    return judge("def f(x):\n    return x * x", squares(), PARAMS, launch)
+def grade_of(launch: Launch) -> Grade:
+    return grade("def f(x):\n    return x * x", squares(), PARAMS, launch)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def judged(launch: Launch) -> Judgement:
     ],
 )
 def test_a_missing_hello_is_no_fault_of_the_solution(command: tuple[str, ...], reason: str) -> None:
-    judgement = judged(replace(marked_launch(), command=command, is_root=False))
-    assert judgement.status is Status.INFRA_ERROR
-    assert reason in judgement.reason
+    graded = grade_of(replace(marked_launch(), command=command, is_root=False))
+    assert graded.status is Status.INFRA_ERROR
+    assert reason in graded.reason
 
 
 def test_a_sandbox_that_does_not_start_is_tried_again(tmp_path: Path) -> None:
@@ -134,13 +134,18 @@ def test_a_sandbox_that_does_not_start_is_tried_again(tmp_path: Path) -> None:
     flag, script = tmp_path / "failed_once", tmp_path / "bwrap"
     script.write_text(f'#!/bin/sh\ntest -e {flag} || {{ : > {flag}; exit 1; }}\nexec {launch.command[0]} "$@"\n')
     script.chmod(0o755)
-    assert judged(replace(launch, command=(str(script), *launch.command[1:]))).status is Status.PASS
+    assert grade_of(replace(launch, command=(str(script), *launch.command[1:]))).status is Status.PASS
     assert flag.exists()
 
 
 def test_the_canary_refuses_a_sandbox_that_does_not_start() -> None:
     with pytest.raises(BadInput, match=r"score.code.isolation: a right solution comes out as infra_error.*apt-get"):
         check_sandbox(PARAMS, replace(marked_launch(), command=("false",), is_root=False))
+
+
+def test_the_canary_says_where_limits_are_too_tight() -> None:
+    with pytest.raises(BadInput, match=r"a right solution comes out as limit: .*Raise the limits of score\.code"):
+        check_sandbox(PARAMS.model_copy(update={"max_output_bytes": 1}), marked_launch())
 
 
 @pytest.mark.parametrize("hole", ["files", "no_filter", "no_inner_filter", "memory"])
@@ -172,5 +177,5 @@ def test_another_container_may_do_the_job_where_params_say_so() -> None:
     params = CodeParams(isolation="outer_container_is_the_sandbox", time_limit_seconds=1.0)
     launch = make_launch(params)
     check_sandbox(params, launch)
-    assert judge("def f(x):\n    return x * x", squares(), params, launch).status is Status.PASS
-    assert judge("def f(x):\n    while True: pass", squares(), params, launch).status is Status.TIMEOUT
+    assert grade("def f(x):\n    return x * x", squares(), params, launch).status is Status.PASS
+    assert grade("def f(x):\n    while True: pass", squares(), params, launch).status is Status.TIMEOUT

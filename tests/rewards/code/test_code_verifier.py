@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.params import ScoreParams
+from pipeline.rewards.code.grading import score
 from pipeline.rewards.code.inside import frames
-from pipeline.rewards.code.judging import score
 from pipeline.rewards.code.trial import BrokenTestError
 from pipeline.rewards.scoring import score_completions
 from tests.rewards.code.attacks import PROGRAM
@@ -53,6 +53,10 @@ def test_verdicts_and_partial_credit() -> None:
         ("{}", "metadata"),
         (json.dumps(asserts("assert f(1) =")), "metadata.tests.0: it can't be compiled: SyntaxError"),
         (json.dumps(asserts("assert f(1) == 1", "assert 1")), "metadata.tests.1: it passes without a call"),
+        (
+            json.dumps(asserts("import nowhere\nassert f(1) == 1")),
+            "metadata.tests.0: it fails before it calls the solution: ModuleNotFoundError",
+        ),
     ],
 )
 def test_broken_hidden_tests_are_null_and_never_wrong(metadata: str | None, error: str) -> None:
@@ -84,6 +88,22 @@ def total(node):
 """
     test = "n = Node(1, Node(2))\nassert total(n) == 3 and n.next.value == 2 and total(node=n) == 3"
     assert tried(code, asserts(test, functions=("total",), classes=("Node",))).status == "pass"
+
+
+def test_a_test_may_change_an_object() -> None:
+    code = """
+class Node:
+    def __init__(self, value):
+        self.value, self.next, self.notes = value, None, {}
+    def __setitem__(self, key, note):
+        self.notes[key] = note
+    def __repr__(self):
+        return f"Node({self.value})"
+    def total(self):
+        return self.value + (self.next.total() if self.next else 0) + sum(self.notes.values())
+"""
+    test = "a, b = Node(1), Node(2)\na.next = b\nb.value = 5\na['x'] = 10\nassert a.total() == 16"
+    assert tried(code, asserts(f"{test} and repr(a) == 'Node(1)'", functions=(), classes=("Node",))).status == "pass"
 
 
 def test_what_a_function_returns_may_be_called_and_iterated_over() -> None:
@@ -131,14 +151,20 @@ def test_a_test_that_hands_over_a_function_is_broken() -> None:
 
 
 def test_each_test_counts_by_itself() -> None:
-    judgement = tried("def f(x):\n    return x", asserts("assert f(1) == 1", "assert f(2) == 3", "assert f(4) == 4"))
-    assert (judgement.status, judgement.n_passed, judgement.n_tests) == ("fail", 2, 3)
-    assert judgement.reason == "test 2: AssertionError: "
+    graded = tried("def f(x):\n    return x", asserts("assert f(1) == 1", "assert f(2) == 3", "assert f(4) == 4"))
+    assert (graded.status, graded.n_passed, graded.n_tests) == ("fail", 2, 3)
+    assert graded.reason == "test 2: AssertionError: "
 
 
 def test_after_a_time_out_no_test_is_run() -> None:
-    judgement = tried("def f(x):\n    while x == 5: pass\n    return x * x", time_limit_seconds=0.5)
-    assert (judgement.status, judgement.n_passed, judgement.reason) == ("timeout", 1, "test 2: no answer came in time")
+    graded = tried("def f(x):\n    while x == 5: pass\n    return x * x", time_limit_seconds=0.5)
+    assert (graded.status, graded.n_passed, graded.reason) == ("timeout", 1, "test 2: no answer came in time")
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "sys.exit()", "raise SystemExit"])
+def test_a_program_may_end_itself(end: str) -> None:
+    code = f"import os, sys\nos.path.dirname(__file__)\nn = int(input())\nprint(n * n)\n{end}\nprint('not this')"
+    assert tried(code, PROGRAM).status == "pass"
 
 
 def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> None:
@@ -154,9 +180,9 @@ def test_a_limit_is_one_of_computing_and_waiting_has_four_times_as_long() -> Non
 def test_the_whole_trial_has_a_limit_too() -> None:
     cases = [{"args": [n], "expected": n} for n in range(50)]
     code = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x"
-    judgement = tried(code, {"kind": "calls", "function": "f", "cases": cases}, total_time_limit_seconds=1.0)
-    assert judgement.status == "timeout"
-    assert 1 <= judgement.n_passed < 6  # 5 x 0.2 s
+    graded = tried(code, {"kind": "calls", "function": "f", "cases": cases}, total_time_limit_seconds=1.0)
+    assert graded.status == "timeout"
+    assert 1 <= graded.n_passed < 6  # 5 x 0.2 s
 
 
 def test_texts_have_the_same_hash_each_time() -> None:

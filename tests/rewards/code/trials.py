@@ -16,8 +16,8 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.params import CodeParams
 from pipeline.rewards.code.canary import check_sandbox
+from pipeline.rewards.code.grading import Grade, grade
 from pipeline.rewards.code.hidden_tests import HiddenTests, read_tests
-from pipeline.rewards.code.judging import Judgement, judge
 from pipeline.rewards.code.launch import make_launch
 from pipeline.rewards.code.sandbox import Launch
 
@@ -52,10 +52,10 @@ def marked_launch() -> Launch:
     return replace(launch, python=(*launch.python, "-X", f"marker={uuid.uuid4().hex}"))
 
 
-def tried(code: str, tests: dict[str, Any] | None = None, **params: Any) -> Judgement:
-    """The judgement on `code`, by default under the hidden tests of a function that squares."""
+def tried(code: str, tests: dict[str, Any] | None = None, **params: Any) -> Grade:
+    """The grade of `code`, by default under the hidden tests of a function that squares."""
     settings = PARAMS.model_copy(update=params)
-    return judge(code, read_tests(json.dumps(tests or SQUARES)), settings, marked_launch())
+    return grade(code, read_tests(json.dumps(tests or SQUARES)), settings, marked_launch())
 
 
 def survivors(seconds: float = 5.0) -> list[str]:

@@ -36,9 +36,12 @@ def _run_test(channel: Channel, test: str) -> dict[str, Any]:
     try:
         exec(compiled, namespace)
     except BaseException as error:  # whatever a test raises, it did not pass
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
         if solution.broken:
             return {"broken": solution.broken}
-        return {"has_passed": False, "message": f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]}
+        if not solution.n_requests:
+            return {"broken": f"it fails before it calls the solution: {message}"}
+        return {"has_passed": False, "message": message}
     if not solution.n_requests:
         return {"broken": "it passes without a call of the solution"}
     return {"has_passed": True, "message": ""}
@@ -58,10 +61,11 @@ class _Solution:
         """What `operation` on `target` gives: a plain value, or a stand-in for an object that stays where it is."""
         self.n_requests += 1
         forms = {"args": encode(args, self._form)["tuple"], "kwargs": encode(kwargs, self._form)}
-        request = {"operation": operation, "target": target, "wants_args": self._channel.task["in_place"]}
+        wants_args = self._channel.task["in_place"]
+        request = {"operation": operation, "target": target, "wants_args": wants_args}
         self._channel.send({"request": {**request, **forms}})
         reply = self._channel.receive()
-        if "args" in reply:
+        if wants_args and "args" in reply:  # a solution may send some that nobody asked for
             for before, after in zip(args, decode(reply["args"]), strict=True):
                 _make_equal(before, after)
         if "raised" in reply:
@@ -166,8 +170,17 @@ class _Object(_Result):
     def __getattr__(self, name: str) -> Any:
         return self._solution.do("get", self._target, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):  # the stand-in's own
+            object.__setattr__(self, name, value)
+        else:
+            self._solution.do("set", self._target, name, value)
+
     def __getitem__(self, key: Any) -> Any:
         return self._solution.do("item", self._target, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._solution.do("set_item", self._target, key, value)
 
     def __contains__(self, item: Any) -> bool:
         is_in: bool = _exactly(bool, self._solution.do("contains", self._target, item))
@@ -183,6 +196,10 @@ class _Object(_Result):
 
     def __str__(self) -> str:
         text: str = _exactly(str, self._solution.do("str", self._target))
+        return text
+
+    def __repr__(self) -> str:
+        text: str = _exactly(str, self._solution.do("repr", self._target))
         return text
 
     def __eq__(self, other: object) -> NoReturn:

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "get": lambda target, name: getattr(target, name),
+    "set": lambda target, name, value: setattr(target, name, value),
     "item": operator.getitem,
+    "set_item": operator.setitem,
     "contains": operator.contains,
     "list": list,
     "iterate": iter,
     "next": next,
     "length": len,
     "str": str,
+    "repr": repr,
 }
 MAX_MESSAGE_CHARACTERS = 300
 

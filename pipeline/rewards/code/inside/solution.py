@@ -6,6 +6,7 @@ All it can say is what its answers are, and whether they are right is decided el
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import types
@@ -88,6 +89,8 @@ def _execute(code: str, name: str) -> types.ModuleType:
     """Run `code` as the module `name`."""
     os.environ.clear()
     module = types.ModuleType(name)
+    module.__file__ = "solution.py"
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as of the module site, which is slow to import
     sys.modules[name] = module
     sys.argv = ["solution.py"]
     exec(compile(code, "solution.py", "exec", dont_inherit=True), module.__dict__)

@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Grade:
     """The status of a solution, how many of its tests it passed, and which it did not pass first and why."""
 
     status: Status
@@ -43,14 +43,14 @@ def score(code: str, metadata: str, params: CodeParams, launch: Launch) -> tuple
     except ValueError as error:
         return None, str(error)
     try:
-        judgement = judge(code, tests, params, launch)
+        graded = grade(code, tests, params, launch)
     except BrokenTestError as error:
         return None, str(error)
-    said = f"{judgement.status}: {judgement.reason}"
-    if judgement.status is Status.INFRA_ERROR:
+    said = f"{graded.status}: {graded.reason}"
+    if graded.status is Status.INFRA_ERROR:
         return None, said
-    is_plain = judgement.status in (Status.PASS, Status.FAIL)
-    return judgement.n_passed / judgement.n_tests, None if is_plain else said
+    is_plain = graded.status in (Status.PASS, Status.FAIL)
+    return graded.n_passed / graded.n_tests, None if is_plain else said
 
 
 def import_all() -> None:
@@ -62,7 +62,7 @@ def blame_nobody() -> str:
     return f"{Status.INFRA_ERROR}: the worker hung"
 
 
-def judge(code: str, tests: HiddenTests, params: CodeParams, launch: Launch) -> Judgement:
+def grade(code: str, tests: HiddenTests, params: CodeParams, launch: Launch) -> Grade:
     """What comes of `code` under `tests`; where a sandbox does not start, another is tried.
 
     Raises:
@@ -71,10 +71,10 @@ def judge(code: str, tests: HiddenTests, params: CodeParams, launch: Launch) -> 
     failure = ""
     for _ in range(N_TRIES):
         try:
-            return _judge_once(Trial(code, params, launch), tests)
+            return _grade_once(Trial(code, params, launch), tests)
         except InfraError as error:
             failure = str(error)
-    return Judgement(Status.INFRA_ERROR, 0, n_tests_in(tests), failure)
+    return Grade(Status.INFRA_ERROR, 0, n_tests_in(tests), failure)
 
 
 def n_tests_in(tests: HiddenTests) -> int:
@@ -82,7 +82,7 @@ def n_tests_in(tests: HiddenTests) -> int:
     return len(tests.tests if isinstance(tests, AssertTests) else tests.cases)
 
 
-def _judge_once(trial: Trial, tests: HiddenTests) -> Judgement:
+def _grade_once(trial: Trial, tests: HiddenTests) -> Grade:
     n_tests, n_passed, n_done, first = n_tests_in(tests), 0, 0, ""
     with closing(trial.results(tests)) as results:
         try:
@@ -93,10 +93,10 @@ def _judge_once(trial: Trial, tests: HiddenTests) -> Judgement:
         except InfraError:
             raise
         except SandboxError as error:
-            return Judgement(_status(error), n_passed, n_tests, f"test {n_done + 1}: {error}")
+            return Grade(_status(error), n_passed, n_tests, f"test {n_done + 1}: {error}")
         except SolutionError as error:
-            return Judgement(Status.FAIL, 0, n_tests, str(error))
-    return Judgement(Status.PASS if n_passed == n_tests else Status.FAIL, n_passed, n_tests, first)
+            return Grade(Status.FAIL, 0, n_tests, str(error))
+    return Grade(Status.PASS if n_passed == n_tests else Status.FAIL, n_passed, n_tests, first)
 
 
 def _status(error: SandboxError) -> Status:

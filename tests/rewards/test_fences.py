@@ -1,10 +1,10 @@
-"""Where the code stands in a completion."""
+"""The last fenced block of a completion."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipeline.rewards.code.extraction import code_block
+from pipeline.rewards.fences import last_block
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,16 @@ from pipeline.rewards.code.extraction import code_block
     ],
 )
 def test_the_last_block_of_python_counts(text: str, code: str | None) -> None:
-    assert code_block(text) == code
+    assert last_block(text, {"", "python", "python3", "py"}) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("```json\n{}\n```\n```text\nno\n```", "no\n"),
+        ("```json\n{}\n```\n```json\n{", None),
+        ("```a\n" * 50_000, None),  # each opens, and none closes
+    ],
+)
+def test_the_last_block_of_any_language_counts(text: str, block: str | None) -> None:
+    assert last_block(text) == block
