@@ -43,6 +43,12 @@ def parse_folder(content: bytes, where: str) -> dict[str, str]:
     return files
 
 
+def file_md5(path: Path) -> str:
+    """The md5 of the file `path`, which is what DVC calls it by."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
 def read_folder(cache_dir: Path, md5: str) -> dict[str, str] | None:
     """Path in the folder -> md5 of the file, for the folder `md5`; None where the cache lacks its list.
 

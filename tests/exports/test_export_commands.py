@@ -77,6 +77,19 @@ def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert set(provenance["files"]) == {"data/train-00000-of-00001.parquet"}
 
 
+def test_the_iteration_in_data_is_exported_as_one_of_a_run(run: SampleRun, tmp_path: Path) -> None:
+    run.lay_out(1)
+    here, there = tmp_path / "here.parquet", tmp_path / "there.parquet"
+    assert "pairs of iteration 1 in data/; here.parquet" in export("pairs", "--output", here)
+    export("pairs", "demo/0001", "--output", there)
+    rows, others = (pl.read_parquet(file) for file in (here, there))
+    assert rows.drop("run", "commit").equals(others.drop("run", "commit"))
+    assert (set(rows["run"]), set(rows["commit"])) == ({"data"}, {None})
+    sources = [json.loads(Path(f"{file}.provenance.json").read_text("utf-8"))["sources"] for file in (here, there)]
+    assert sources[0][0]["md5"] == sources[1][0]["md5"]  # the same files
+    assert sources[0][0]["commit"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -85,6 +98,7 @@ def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
         (["sft", "demo", "--output", "x.jsonl", "--where", "nope >"], "it can't be read"),
         (["pairs", "nobody", "--output", "x.jsonl"], "there is no branch runs/nobody"),
         (["dataset", "demo", "--output", "."], "it exists"),
+        (["pairs", "demo", "--output", ".git/HEAD/x.jsonl"], "Free some space, or write somewhere else"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(run: SampleRun, arguments: list[str], said: str) -> None:
