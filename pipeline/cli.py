@@ -33,7 +33,7 @@ class Commands(TyperGroup):
             typer.echo(f"rollbook: error: {error}", err=True)
             raise typer.Exit(error.exit_code) from error
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if error.errno not in (*DISK_ERRORS, None):  # Polars gives no number
                 raise
             typer.echo(f"rollbook: error: {error}. Free some space, or write somewhere else.", err=True)
             raise typer.Exit(1) from error

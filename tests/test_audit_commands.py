@@ -186,6 +186,7 @@ def test_a_sound_iteration_is_verified_and_an_edit_named(here: Whole) -> None:
         (("grep", "("), 1, r"grep '\(': it is no regular expression \(unclosed group\)"),
         (("grep", r"\w{300}{30}"), 1, r"it is no regular expression \(.*size limit"),
         (("grep", "a", "--where", "colour = 'red'"), 1, r"column colour: no completion has it\. There are advantage, "),
+        (("sql", " DELETE from rewards"), 1, "sql: delete is no question, and iterations are not to be changed"),
         (("sql", "select"), 1, "sql: sql parser error"),
         (("sql", "select * from nothing"), 1, r"sql: relation 'nothing' was not found\. The tables are prompts"),
         (("show", "0000/0000000000000000/9"), 1, "there is no such completion in data"),

@@ -88,6 +88,9 @@ def run_sql(query: str, tables: Tables) -> pl.DataFrame:
     Raises:
         BadInput: it can't be read, or names what there is not.
     """
+    if match := re.match(r"\s*(create|delete|drop|truncate|insert|update|alter)\b", query, re.IGNORECASE):
+        problem = f"{match[1].lower()} is no question, and iterations are not to be changed"
+        raise BadInput("sql", problem, "Begin with select or with")
     # Only tables whose names occur are opened: that of a thousand iterations takes a moment.
     named = [name for name in TABLES if re.search(rf"\b{name}\b", query)]
     try:

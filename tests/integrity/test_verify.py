@@ -199,7 +199,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     ),
     "a probability is above 1": (
         cell("rollouts", 0, "sampling_logprobs", [0.5]),
-        rf"completion_id {FIRST}/0: its highest sampling log-probability is 0.5 \[logprobs_are_negative\]",
+        rf"completion_id {FIRST}/0: a log-probability of its sampling_logprobs is 0.5 \[logprobs_are_negative\]",
     ),
     "a held-out prompt is trained on": (
         cell("selection", 0, "prompt_id", f"{10_000:016x}"),
@@ -215,7 +215,22 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     ),
     "half of the evaluation is gone": (
         drop_row("eval"),
-        r"policy after: it has 1 completions, and params.yaml says 2 \[evaluation_is_whole\]",
+        r"policy after: it has 1 completions, the last of a prompt numbered 0; params.yaml says 2 and 0 "
+        r"\[evaluation_is_whole\]",
+    ),
+    "a held-out completion has another place": (
+        cell("eval", 0, "completion_index", 9),
+        r"policy after: it has 2 completions, the last of a prompt numbered 9; params.yaml says 2 and 0 "
+        r"\[evaluation_is_whole\]",
+    ),
+    "the trainer's probability is above 1": (
+        cell("token_logprobs", 0, "old_logprobs", [0.7]),
+        rf"completion_id {FIRST}/0: a log-probability of its old_logprobs or ref_logprobs is 0.7\d* "
+        r"\[trained_logprobs_are_negative\]",
+    ),
+    "the headline is a list": (
+        lambda whole: write_text("[]", whole.root / "data/metrics/report.json"),
+        r"data/metrics/report.json: it is no JSON object",
     ),
     "a trained completion has no record": (
         drop_row("token_logprobs"),
@@ -371,6 +386,15 @@ def test_a_stage_that_read_another_file_is_named(whole: Whole) -> None:
     place = text.rindex(md5)  # in the stage `report`, which is the last
     (whole.root / "dvc.lock").write_text(text[:place] + "ab" * 16 + text[place + 32 :])
     assert found(whole) == [f"dvc.lock: stage report read data/rewards.parquet {'ab' * 16}, and {md5} is what was made"]
+
+
+def test_params_that_were_edited_since_are_named(whole: Whole) -> None:
+    """The learning rate leaves no trace in the tables; DVC notes what each stage read."""
+    text = (whole.root / "dvc.lock").read_text()
+    noted = "    params:\n      params.yaml:\n        training.learning_rate: 0.5\n"
+    (whole.root / "dvc.lock").write_text(text.replace("  report:\n", f"  report:\n{noted}"))
+    rate = whole.params.training.learning_rate
+    assert found(whole) == [f"params.yaml: training.learning_rate is {rate}, and stage report had 0.5"]
 
 
 def test_what_makes_no_iteration_is_an_error(tmp_path: Path, whole: Whole) -> None:
