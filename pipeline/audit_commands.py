@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +23,8 @@ from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
-from pipeline.audit.tables import HERE, JoinedTables, Tables, tables_here
-from pipeline.errors import BadInput, first_line
+from pipeline.audit.tables import HERE, JoinedTables, Tables, damage_named, tables_here
+from pipeline.errors import BadInput
 from pipeline.integrity.verify import Problem, verify_checkout, verify_run
 from pipeline.versioning.git import git
 from pipeline.versioning.repository import Repository
@@ -130,7 +129,7 @@ def show(
 ) -> None:
     """Show a completion, group or prompt through its whole life."""
     tables = _tables([run] if run else None, None)
-    with _damage_named():
+    with damage_named():
         life = look_up(tables, wanted)
         shown = [row["completion_id"] for row in life.completions if tokens]
         tables_of_tokens = {completion_id: token_table(tables, completion_id) for completion_id in shown}
@@ -180,7 +179,7 @@ def _list_questions() -> None:
 
 def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
     shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
-    with _damage_named():
+    with damage_named():
         found = answer(question, tables, shown, parse_filter(where) if where else None)
     has_many_runs = len(tables.names) > 1
     if kind is not Format.TABLE:
@@ -192,16 +191,6 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
     if found.n_rows:
         print_rows(without_implied(found.rows, has_many_runs), console)
     console.print(count_line(found))
-
-
-@contextmanager
-def _damage_named() -> Iterator[None]:
-    """Make what Polars raises at a file that was damaged since it was opened a `BadInput`."""
-    try:
-        yield
-    except (pl.exceptions.ComputeError, pl.exceptions.PanicException, OSError) as error:
-        remedy = "`rollbook verify` names the file if one is damaged"
-        raise BadInput("the tables", f"they can't be read ({first_line(error)})", remedy) from error
 
 
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:

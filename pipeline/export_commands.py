@@ -11,7 +11,7 @@ import polars as pl
 import typer
 
 from pipeline.audit.filters import checked, parse_filter
-from pipeline.audit.tables import HERE
+from pipeline.audit.tables import HERE, damage_named
 from pipeline.errors import BadInput
 from pipeline.exports.best import best_completions
 from pipeline.exports.card import make_card
@@ -70,7 +70,7 @@ def dataset(
     source, completions = _completions(name, where)
     if output.exists():
         raise BadInput(str(output), "it exists", "Name a new folder, or remove it")
-    with atomic_path(output) as folder:
+    with damage_named(), atomic_path(output) as folder:
         file = folder / DATA_FILE
         file.parent.mkdir(parents=True)
         completions.sink_parquet(file, compression="zstd")
@@ -92,7 +92,7 @@ def _completions(name: str, where: str | None) -> tuple[Source, pl.LazyFrame]:
 def _write_file(source: Source, rows: pl.LazyFrame, output: Path, kind: str) -> None:
     if output.suffix not in (".jsonl", ".parquet"):
         raise BadInput(str(output), "its name ends in neither .jsonl nor .parquet", "Choose one of them")
-    with atomic_path(output) as temporary:
+    with damage_named(), atomic_path(output) as temporary:
         if output.suffix == ".jsonl":
             rows.sink_ndjson(temporary)
         else:

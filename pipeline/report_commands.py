@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.audit.tables import HERE
+from pipeline.audit.tables import HERE, damage_named
 from pipeline.table_io import write_text
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import Iteration
@@ -47,8 +47,10 @@ def report(
         own.name, own.iterations, history, health, browsed, tables, GROUPS_PER_OUTCOME, beside_name, compared
     )
     called = "-".join(filter(None, [own.name, beside_name])).replace("/", "-")
+    with damage_named():
+        page = render_run(given)
     file = output or Repository.find().root / f".rollbook/reports/{called}.html"
-    write_text(render_run(given), file)
+    write_text(page, file)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     typer.echo(f"{own.name}: {shown} ({file.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 

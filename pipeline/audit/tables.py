@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import polars as pl
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.table_io import open_table
 from pipeline.tables import TABLES
 
@@ -129,6 +130,16 @@ def tables_here() -> IterationTables:
     if not tables.has("rollouts"):
         raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; `rollbook runs` lists those of runs")
     return tables
+
+
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """Make what Polars raises at a file that is damaged, or that it can't write, a `BadInput`."""
+    try:
+        yield
+    except (pl.exceptions.ComputeError, pl.exceptions.PanicException) as error:
+        remedy = "`rollbook verify` names a file that is damaged; where one was to be written, free some space"
+        raise BadInput("the tables", f"they can't be read, or written ({first_line(error)})", remedy) from error
 
 
 def brief_rollouts(tables: Tables) -> pl.LazyFrame:

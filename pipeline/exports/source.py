@@ -11,7 +11,7 @@ import polars as pl
 from pipeline.audit.run_tables import RunTables, named_tables
 from pipeline.audit.tables import DATA, HERE, Tables, tables_here
 from pipeline.versioning.lockfile import read_locks
-from pipeline.versioning.objects import file_md5
+from pipeline.versioning.objects import check_object, file_md5
 from pipeline.versioning.repository import Repository
 
 TABLES_READ = ("prompts", "rollouts", "rewards", "advantages", "groups")
@@ -40,7 +40,7 @@ def find_source(name: str) -> Source:
     """What `demo`, `demo/0003` or `demo/0003..0010` names; `.` is the iteration in `data/`.
 
     Raises:
-        BadInput: there is no such run or iteration.
+        BadInput: there is no such run or iteration, or a table of it is missing or damaged.
     """
     if name == HERE:
         return _source_here()
@@ -50,11 +50,15 @@ def find_source(name: str) -> Source:
 
 def _source_of_run(repository: Repository, tables: RunTables) -> Source:
     locks = read_locks([one.iteration.commit for one in tables.iterations], repository.root)
+    for name in TABLES_READ:
+        tables[name]  # which raises where one is missing
+    for md5 in {lock[f"data/{name}.parquet"].md5 for lock in locks for name in TABLES_READ}:
+        check_object(repository.cache_dir, md5)  # scans verify no checksum, and an export is read elsewhere
     origins = [
         {
             "iteration": one.iteration.name,
             "commit": one.iteration.commit,
-            "md5": {name: lock[path].md5 for name in TABLES_READ if (path := f"data/{name}.parquet") in lock},
+            "md5": {name: lock[f"data/{name}.parquet"].md5 for name in TABLES_READ},
         }
         for one, lock in zip(tables.iterations, locks, strict=True)
     ]

@@ -112,6 +112,12 @@ def _copy(cache_dir: Path, md5: str, target: Path, remedy: str) -> None:
     _check_md5(path, digest.hexdigest(), md5, remedy)
 
 
+def check_object(cache_dir: Path, md5: str) -> None:
+    """Raise `BadInput` where the object `md5`, a file that is here, is damaged."""
+    path = object_path(cache_dir, md5)
+    _check_md5(path, file_md5(path), md5, AGAIN)
+
+
 def _check_md5(path: Path, found: str, expected: str, remedy: str) -> None:
     if found != expected.removesuffix(FOLDER):
         problem = f"its md5 is {found}, and should be {expected.removesuffix(FOLDER)}: it is damaged"

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -9,7 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.versioning.lockfile import parse_lock
+from pipeline.versioning.objects import object_path
 from tests.sample_run import SampleRun
+from tests.stage_runs import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,32 @@ def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "from 2 iterations: demo/0001 to demo/0002" in card
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     assert set(provenance["files"]) == {"data/train-00000-of-00001.parquet"}
+
+
+def test_damaged_tables_are_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SampleRun(tmp_path / "project")
+    lock = parse_lock(subprocess.check_output(["git", "show", "demo/0001:dvc.lock"], cwd=run.root, text=True))
+    file = object_path(run.repository.cache_dir, lock["data/rollouts.parquet"].md5)
+    content = bytearray(file.read_bytes())
+    content[300] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(content)
+    monkeypatch.chdir(run.root)
+    assert "it is damaged. Remove it, then" in export("pairs", "demo", "--output", tmp_path / "x.jsonl", exit_code=1)
+    export("pairs", "demo/0002", "--output", tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(("command", "name"), [("sft", "x.jsonl"), ("sft", "x.parquet"), ("dataset", "folder")])
+def test_a_full_disk_is_an_error_of_one_line(run: SampleRun, tmp_path: Path, command: str, name: str) -> None:
+    rollbook = [sys.executable, "-m", "pipeline.cli", "export", command, "demo", "--output", str(tmp_path / name)]
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *rollbook]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(limited, cwd=run.root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rollbook: error: ")
+    assert "ree some space" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_iteration_in_data_is_exported_as_one_of_a_run(run: SampleRun, tmp_path: Path) -> None:
