@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,16 +23,13 @@ from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
 from pipeline.audit.run_tables import run_tables
 from pipeline.audit.show import look_up, token_table
-from pipeline.audit.tables import JoinedTables, Tables, folder_tables
-from pipeline.errors import BadInput, first_line
+from pipeline.audit.tables import HERE, JoinedTables, Tables, damage_named, tables_here
+from pipeline.errors import BadInput
 from pipeline.integrity.verify import Problem, verify_checkout, verify_run
 from pipeline.versioning.git import git
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import run_of_checkout
 
-DATA = Path("data")
-HERE = "."
-"""What `--run` calls the iteration in data/."""
 ROWS_SHOWN = 20
 
 Runs = Annotated[
@@ -133,25 +129,25 @@ def show(
 ) -> None:
     """Show a completion, group or prompt through its whole life."""
     tables = _tables([run] if run else None, None)
-    with _damage_named():
+    with damage_named():
         life = look_up(tables, wanted)
+        shown = [row["completion_id"] for row in life.completions if tokens]
+        tables_of_tokens = {completion_id: token_table(tables, completion_id) for completion_id in shown}
     console = _console()
     for line in life_lines(life):
         console.print(line, soft_wrap=True)
-    for row in life.completions if tokens else []:
-        console.print(f"\nTokens of {row['completion_id']}, log-probabilities in nats")
-        print_rows(token_table(tables, row["completion_id"]), console)
+    for completion_id, rows in tables_of_tokens.items():
+        console.print(f"\nTokens of {completion_id}, log-probabilities in nats")
+        print_rows(rows, console)
 
 
 def verify(
-    name: Annotated[
-        str | None, typer.Argument(help="demo, demo/0003 or demo/0003..0010; else the iteration here.")
-    ] = None,
+    name: Annotated[str, typer.Argument(help="demo, demo/0003 or demo/0003..0010; `.` is what lies here.")] = HERE,
 ) -> None:
     """Hold iterations against dvc.lock, their parents and their own tables; name what is wrong, with exit code 1."""
     found: list[Problem] = []
     n_iterations = 0
-    if name is None:
+    if name == HERE:
         found, n_iterations = verify_checkout(Path(git("rev-parse", "--show-toplevel"))), 1
         _print_problems(found)
     else:
@@ -164,7 +160,7 @@ def verify(
         n_bad = len({problem.iteration for problem in found})
         typer.echo(f"{len(found)} problem{'s' * (len(found) > 1)} in {n_bad} of {held}.", err=True)
         raise typer.Exit(1)
-    typer.echo(f"{name or 'data'}: {held}, no problem.")
+    typer.echo(f"{'data' if name == HERE else name}: {held}, no problem.")
 
 
 def _print_problems(problems: list[Problem]) -> None:
@@ -183,7 +179,7 @@ def _list_questions() -> None:
 
 def _print_answer(question: Question, tables: Tables, where: str | None, limit: int | None, kind: Format) -> None:
     shown = ROWS_SHOWN if limit is None and kind is Format.TABLE else limit or None
-    with _damage_named():
+    with damage_named():
         found = answer(question, tables, shown, parse_filter(where) if where else None)
     has_many_runs = len(tables.names) > 1
     if kind is not Format.TABLE:
@@ -197,29 +193,13 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
     console.print(count_line(found))
 
 
-@contextmanager
-def _damage_named() -> Iterator[None]:
-    """Make what Polars raises at a file that was damaged since it was opened a `BadInput`."""
-    try:
-        yield
-    except (pl.exceptions.ComputeError, pl.exceptions.PanicException, OSError) as error:
-        remedy = "`rollbook verify` names the file if one is damaged"
-        raise BadInput("the tables", f"they can't be read ({first_line(error)})", remedy) from error
-
-
 def _tables(runs: list[str] | None, iterations: str | None) -> Tables:
     if not runs and iterations is None:
-        return _tables_here()
+        return tables_here()
     named = [run for run in runs or [_run_here()] if run != HERE]
     of_runs = [run_tables(named, _span(iterations))] if named else []
-    here = [_tables_here()] if HERE in (runs or []) else []
+    here = [tables_here()] if HERE in (runs or []) else []
     return JoinedTables([*of_runs, *here]) if here else of_runs[0]
-
-
-def _tables_here() -> Tables:
-    if not (DATA / "rollouts.parquet").is_file():
-        raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; --run NAME asks about a run")
-    return folder_tables(DATA)
 
 
 def _run_here() -> str:

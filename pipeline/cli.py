@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from pipeline import audit_commands, export_commands, report_commands, run_commands
-from pipeline.errors import RollbookError
+from pipeline.errors import DISK_ERRORS, RollbookError
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
 from pipeline.presets import describe_method
@@ -24,7 +24,7 @@ DATA = Path("data")
 
 
 class Commands(TyperGroup):
-    """Commands whose `RollbookError` becomes one line on stderr and its exit code, without a traceback."""
+    """Commands whose `RollbookError`, or a file that can't be used, becomes one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,6 +32,11 @@ class Commands(TyperGroup):
         except RollbookError as error:
             typer.echo(f"rollbook: error: {error}", err=True)
             raise typer.Exit(error.exit_code) from error
+        except OSError as error:
+            if error.errno not in (*DISK_ERRORS, None):  # Polars gives no number
+                raise
+            typer.echo(f"rollbook: error: {error}. Free some space, or write somewhere else.", err=True)
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

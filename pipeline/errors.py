@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_ERRORS = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+"""What an `OSError` says where a disk is full, or a place is not to be written to."""
+
 
 class RollbookError(Exception):
     """An error with a message for the user, printed without a traceback."""

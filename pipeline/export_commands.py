@@ -11,21 +11,21 @@ import polars as pl
 import typer
 
 from pipeline.audit.filters import checked, parse_filter
+from pipeline.audit.tables import HERE, damage_named
 from pipeline.errors import BadInput
 from pipeline.exports.best import best_completions
 from pipeline.exports.card import make_card
 from pipeline.exports.completions import scan_completions
 from pipeline.exports.pairs import preference_pairs
 from pipeline.exports.provenance import trace
+from pipeline.exports.source import Source, find_source
 from pipeline.table_io import atomic_path, write_json, write_text
-from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import Iteration, select_iterations
 
 DATA_FILE = "data/train-00000-of-00001.parquet"
 
 export = typer.Typer(no_args_is_help=True, help="Write rollouts as data for other trainers, with their provenance.")
 
-Name = Annotated[str, typer.Argument(help="demo, demo/0003 or demo/0003..0010")]
+Name = Annotated[str, typer.Argument(help="demo, demo/0003 or demo/0003..0010; `.` is data/.")]
 File = Annotated[Path, typer.Option("--output", help="A file that ends in .jsonl or .parquet.")]
 Where = Annotated[str | None, typer.Option(help="Only completions of which this holds, as after WHERE in SQL.")]
 
@@ -37,79 +37,71 @@ def register(app: typer.Typer) -> None:
 
 @export.command()
 def pairs(
-    name: Name,
     output: File,
+    name: Name = HERE,
     min_margin: Annotated[float, typer.Option(min=0.0, help="How far the rewards are apart, at least.")] = 0.5,
     where: Where = None,
 ) -> None:
     """Preference pairs, for TRL: the best completion of each group against its worst."""
-    repository, iterations, completions = _completions(name, where)
-    _write_file(repository, iterations, preference_pairs(completions, min_margin), output, "pairs")
+    source, completions = _completions(name, where)
+    _write_file(source, preference_pairs(completions, min_margin), output, "pairs")
 
 
 @export.command()
 def sft(
-    name: Name,
     output: File,
+    name: Name = HERE,
     n_best: Annotated[int, typer.Option("--best", min=1, help="How many completions of each prompt.")] = 1,
     min_reward: Annotated[float | None, typer.Option(help="The least reward.")] = None,
     where: Where = None,
 ) -> None:
     """The best completions of each prompt, for supervised fine-tuning; wrong ones are left out."""
-    repository, iterations, completions = _completions(name, where)
-    _write_file(repository, iterations, best_completions(completions, n_best, min_reward), output, "sft")
+    source, completions = _completions(name, where)
+    _write_file(source, best_completions(completions, n_best, min_reward), output, "sft")
 
 
 @export.command()
 def dataset(
-    name: Name,
     output: Annotated[Path, typer.Option(help="A new folder.")],
+    name: Name = HERE,
     where: Where = None,
 ) -> None:
     """A folder that `datasets` loads: every completion with its reward, and a card."""
-    repository, iterations, completions = _completions(name, where)
+    source, completions = _completions(name, where)
     if output.exists():
         raise BadInput(str(output), "it exists", "Name a new folder, or remove it")
-    with atomic_path(output) as folder:
+    with damage_named(), atomic_path(output) as folder:
         file = folder / DATA_FILE
         file.parent.mkdir(parents=True)
         completions.sink_parquet(file, compression="zstd")
         n_rows = _count(file)
-        provenance = trace(
-            repository, iterations, command=_command(), kind="dataset", n_rows=n_rows, files=[file], root=folder
-        )
+        provenance = trace(source, command=_command(), kind="dataset", n_rows=n_rows, files=[file], root=folder)
         write_json(provenance.as_json(), folder / "provenance.json")
         schema = pl.read_parquet_schema(file)
-        write_text(make_card(provenance, pl.Schema(schema), f"Rollouts of {name}", DATA_FILE), folder / "README.md")
-    typer.echo(f"{output}: {n_rows:,} completions of {_span(iterations)}, with README.md and provenance.json")
+        card = make_card(provenance, pl.Schema(schema), f"Rollouts of {source.span}", DATA_FILE)
+        write_text(card, folder / "README.md")
+    typer.echo(f"{output}: {n_rows:,} completions of {source.span}, with README.md and provenance.json")
 
 
-def _completions(name: str, where: str | None) -> tuple[Repository, list[Iteration], pl.LazyFrame]:
-    repository = Repository.find()
-    iterations = select_iterations(repository, name)
-    completions = scan_completions(repository, name.partition("/")[0], iterations)
-    return repository, iterations, checked(completions, parse_filter(where)) if where else completions
+def _completions(name: str, where: str | None) -> tuple[Source, pl.LazyFrame]:
+    source = find_source(name)
+    completions = scan_completions(source.tables, source.commits)
+    return source, checked(completions, parse_filter(where)) if where else completions
 
 
-def _write_file(
-    repository: Repository, iterations: list[Iteration], rows: pl.LazyFrame, output: Path, kind: str
-) -> None:
+def _write_file(source: Source, rows: pl.LazyFrame, output: Path, kind: str) -> None:
     if output.suffix not in (".jsonl", ".parquet"):
         raise BadInput(str(output), "its name ends in neither .jsonl nor .parquet", "Choose one of them")
-    with atomic_path(output) as temporary:
+    with damage_named(), atomic_path(output) as temporary:
         if output.suffix == ".jsonl":
             rows.sink_ndjson(temporary)
         else:
             rows.sink_parquet(temporary, compression="zstd")
     n_rows = _count(output)
-    provenance = trace(
-        repository, iterations, command=_command(), kind=kind, n_rows=n_rows, files=[output], root=output.parent
-    )
+    provenance = trace(source, command=_command(), kind=kind, n_rows=n_rows, files=[output], root=output.parent)
     beside = output.with_name(f"{output.name}.provenance.json")
     write_json(provenance.as_json(), beside)
-    typer.echo(
-        f"{output}: {n_rows:,} {'pairs' if kind == 'pairs' else 'completions'} of {_span(iterations)}; {beside.name}"
-    )
+    typer.echo(f"{output}: {n_rows:,} {'pairs' if kind == 'pairs' else 'completions'} of {source.span}; {beside.name}")
 
 
 def _count(file: Path) -> int:
@@ -121,8 +113,3 @@ def _count(file: Path) -> int:
 
 def _command() -> str:
     return shlex.join(["rollbook", *sys.argv[1:]])
-
-
-def _span(iterations: list[Iteration]) -> str:
-    first, last = iterations[0].name, iterations[-1].name
-    return first if first == last else f"{first} to {last}"

@@ -8,7 +8,6 @@ Of the processes of a stage that torchrun started, the first one speaks and writ
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -25,14 +24,13 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from pipeline.errors import BadInput, RollbookError
+from pipeline.errors import DISK_ERRORS, BadInput, RollbookError
 from pipeline.params import PARAMS_FILE, Params, load_params
 from pipeline.table_io import write_json
 from stages import STARTED, paths
 
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 USAGE_EXIT_CODE = 2
 
 

@@ -30,7 +30,7 @@ from pipeline.rewards.scoring import (
 )
 from pipeline.rewards.workers import WorkersOnDemand
 from pipeline.table_io import read_batches, read_table, scan_table, write_json, write_table
-from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS
+from pipeline.tables import JUDGEMENTS, PROMPTS, REWARDS, ROLLOUTS, SHADOW, TERM
 from pipeline.versioning.lockfile import LOCKFILE, parse_lock
 from pipeline.versioning.objects import object_path
 from pipeline.versioning.repository import Repository
@@ -131,18 +131,17 @@ def score_metrics(rewards: pl.DataFrame) -> dict[str, Any]:
 
     `shadows` says of each verifier that looked on how many verdicts it gave, and how many contradict the prompt's own.
     """
-    prefix, shadow = "reward_", "is_correct_"
-    terms = [name for name in rewards.columns if name.startswith(prefix)]
-    shadows = [name for name in rewards.columns if name.startswith(shadow)]
+    terms = [name for name in rewards.columns if name.startswith(TERM)]
+    shadows = [name for name in rewards.columns if name.startswith(SHADOW)]
     return {
         "n_completions": rewards.height,
         "n_scored": rewards["reward"].count(),
         "n_errors": rewards["score_error"].count(),
         "reward_mean": rewards["reward"].mean(),
         "pass_rate": rewards["is_correct"].mean(),
-        "term_means": {name.removeprefix(prefix): rewards[name].mean() for name in terms},
+        "term_means": {name.removeprefix(TERM): rewards[name].mean() for name in terms},
         "shadows": {
-            name.removeprefix(shadow): {
+            name.removeprefix(SHADOW): {
                 "n_verdicts": rewards[name].count(),
                 "n_contradictions": int((rewards[name] != rewards["is_correct"]).sum()),
             }

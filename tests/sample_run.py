@@ -11,6 +11,7 @@ import polars as pl
 from pipeline.health import Evidence, as_json, diagnose
 from pipeline.history_rows import append_history, history_row, read_history
 from pipeline.params import ReportParams
+from pipeline.table_io import write_table, write_text
 from pipeline.versioning.lockfile import Output
 from pipeline.versioning.repository import Repository
 from tests.iteration_sample import TABLES_OF_REPORT, lazy_tables, sample_frames, sample_metrics
@@ -29,7 +30,7 @@ class SampleRun:
     def __init__(self, root: Path) -> None:
         self.root = root
         init(root)
-        frames = [sample_frames(number) for number in range(3)]
+        self._frames = frames = [sample_frames(number) for number in range(3)]
         locks = [lock_text(self._add(one)) for one in frames]
         texts = self._texts()
         self.commits = import_run(root, "demo", locks, texts=texts)
@@ -39,6 +40,13 @@ class SampleRun:
     @property
     def repository(self) -> Repository:
         return Repository(self.root)
+
+    def lay_out(self, number: int) -> None:
+        """Put iteration `number` of `demo` into `data/`."""
+        for table in TABLES_OF_REPORT:
+            write_table(self._frames[number][table.name], self.root / f"data/{table.name}.parquet", table)
+        for path, text in self._texts()[number].items():
+            write_text(text, self.root / path)
 
     def _add(self, frames: Mapping[str, pl.DataFrame]) -> list[Output]:
         cache = self.repository.cache_dir

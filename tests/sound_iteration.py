@@ -15,6 +15,7 @@ from pipeline.params import Params
 from pipeline.seeds import stable_seed
 from pipeline.tables import (
     EVAL,
+    JUDGEMENTS,
     PROMPT_STATS,
     PROMPTS,
     REWARDS,
@@ -46,6 +47,7 @@ def sound_frames(params: Params, stats: pl.DataFrame | None = None, first_step: 
         "selection": _frame(SELECTION, [_selected(params, place, each) for place, each in enumerate(prompt_ids)]),
         "rollouts": _frame(ROLLOUTS, completions),
         "rewards": _frame(REWARDS, completions, [f"reward_{name}" for name in params.score.terms]),
+        "judgements": JUDGEMENTS.empty(),
         "eval": _frame(
             EVAL, [row for each in held_out[: params.evaluate.n_prompts] for row in _evaluated(params, each)]
         ),

@@ -140,6 +140,29 @@ def test_a_life_of_a_group_or_a_prompt_has_all_its_completions(here: Whole) -> N
     assert "It was not rolled out in these iterations." in rollbook("show", f"{10_000:016x}").output
 
 
+def test_a_life_that_has_not_come_to_its_end(here: Whole) -> None:
+    """After each stage, what it made is there, and what is to come is said to be."""
+    completion = "0000/0000000000000001/0"
+    for name, said in (
+        ("token_logprobs", "  advantage +1.500; in the training set, and in no step so far"),
+        ("training_set", "  advantage +1.500; not trained on"),
+        ("groups", "  advantage +1.500; not filtered yet"),
+        ("advantages", "  advantage –; not filtered yet"),
+        ("rewards", "  not scored yet"),
+    ):
+        Path(f"data/{name}.parquet").unlink()
+        output = rollbook("show", completion, "--tokens").output
+        assert said in output.splitlines(), name
+        assert cells(output)[0][:4] == ["0", "0", "-0.5", "–"]
+    assert "data/rewards.parquet: there is no such file" in rollbook("grep", "It is 2$", code=1).output
+
+
+def test_here_is_a_name(here: Whole) -> None:
+    subprocess.run(["git", "init", "--quiet", "."], check=True)
+    assert rollbook("verify", ".").output == rollbook("verify").output
+    assert rollbook("show", FIRST, "--run", ".").output == rollbook("show", FIRST).output
+
+
 def test_a_sound_iteration_is_verified_and_an_edit_named(here: Whole) -> None:
     subprocess.run(["git", "init", "--quiet", "."], check=True)
     assert rollbook("verify").output == "data: 1 iteration, no problem.\n"
@@ -161,7 +184,9 @@ def test_a_sound_iteration_is_verified_and_an_edit_named(here: Whole) -> None:
         (("audit", "highest", "--where", "reward > 'a'"), 1, "--where: cannot compare string with numeric type"),
         (("audit", "flips"), 1, "audit flips: it compares the same completions in two runs"),
         (("grep", "("), 1, r"grep '\(': it is no regular expression \(unclosed group\)"),
+        (("grep", r"\w{300}{30}"), 1, r"it is no regular expression \(.*size limit"),
         (("grep", "a", "--where", "colour = 'red'"), 1, r"column colour: no completion has it\. There are advantage, "),
+        (("sql", " DELETE from rewards"), 1, "sql: delete is no question, and iterations are not to be changed"),
         (("sql", "select"), 1, "sql: sql parser error"),
         (("sql", "select * from nothing"), 1, r"sql: relation 'nothing' was not found\. The tables are prompts"),
         (("show", "0000/0000000000000000/9"), 1, "there is no such completion in data"),
@@ -189,5 +214,5 @@ def test_a_damaged_table_is_an_error_of_one_line(here: Whole) -> None:
 
 def test_a_folder_without_an_iteration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "data: it has no iteration. `dvc repro` makes one; --run NAME" in rollbook("audit", "highest", code=1).output
+    assert "data: it has no iteration. `dvc repro` makes one; " in rollbook("audit", "highest", code=1).output
     assert "--iterations: it chooses among" in rollbook("audit", "highest", "--iterations", "1..2", code=1).output

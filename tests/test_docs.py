@@ -18,6 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.audit.registry import QUESTIONS as NAMED
+from pipeline.data_dictionary import data_dictionary
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import Section, TrainingParams, check_params
 from pipeline.presets import PRESETS
@@ -25,8 +26,7 @@ from pipeline.rewards import terms
 from pipeline.rewards.completion import Completion
 from pipeline.rewards.registry import load_terms
 from pipeline.rewards.verifiers.extraction import EXTRACTIONS
-from pipeline.table_io import write_table
-from pipeline.tables import TOKEN_LOGPROBS, Outcome, data_dictionary
+from pipeline.tables import Outcome
 from stages.runner import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, USAGE_EXIT_CODE
 from tests.iteration_sample import sample_frames, write_iteration
 from tests.stage_runs import PARAMS_FILE, ROOT
@@ -36,9 +36,7 @@ BEGIN, END = "<!-- data dictionary: begin -->\n", "<!-- data dictionary: end -->
 EITHER_OR = ("BaseModelParams", "PromptSource")
 """Sections whose keys exclude each other, so that no single example has them all."""
 QUERIES = {
-    "correct": ["completion_id", "answer", "finish_reason", "completion_text"],
     "by_operator": ["operator", "n_completions", "pass_rate"],
-    "disagreements": ["completion_id", "token_id", "sampling", "old", "position", "difference"],
 }
 
 
@@ -93,26 +91,12 @@ def test_the_data_dictionary_is_current() -> None:
 
 @pytest.fixture
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, pl.DataFrame]:
-    """What the README's queries give on a made-up iteration.
-
-    Its prompts are sums and products in turn, and old log-probabilities fall by 0.01 with each position.
-    """
+    """What the README's queries give on a made-up iteration, whose prompts are sums and products in turn."""
     frames = sample_frames()
     operator = pl.when(pl.int_range(pl.len()) % 2 == 0).then(pl.lit("+")).otherwise(pl.lit("*"))
     metadata = pl.concat_str(pl.lit('{"entry": {"metadata": {"expression": "1 '), operator, pl.lit(' -2"}}}'))
     frames["prompts"] = frames["prompts"].with_columns(metadata=metadata)
     write_iteration(tmp_path, frames)
-    kept = frames["groups"].filter("kept").select("group_id")
-    positions = pl.int_ranges(pl.col("completion_token_ids").list.len())
-    trained = frames["rollouts"].join(kept, on="group_id", how="semi")
-    token_logprobs = trained.select(
-        "iteration",
-        "completion_id",
-        steps=pl.lit([3], dtype=pl.List(pl.UInt32)),
-        old_logprobs=positions.list.eval(-0.5 - 0.01 * pl.element()).cast(pl.List(pl.Float32)),
-        ref_logprobs=pl.lit(None, dtype=pl.List(pl.Float32)),
-    )
-    write_table(token_logprobs, tmp_path / "data/token_logprobs.parquet", TOKEN_LOGPROBS)
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     for query in code_blocks(section("## Ask the tables"), "python"):
@@ -122,14 +106,8 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, pl.Dat
 
 def test_the_queries_answer_their_questions(answers: dict[str, pl.DataFrame]) -> None:
     assert {name: frame.columns for name, frame in answers.items()} == QUERIES
-    # Two completions of each of the 6 mixed groups are correct, and all four of each of the 2 that are all correct.
-    assert answers["correct"].height == 6 * 2 + 2 * 4
     # Groups 0, 2, ... 14 are sums: 3 mixed, 4 wrong and 1 correct. Of the others, one has a single verdict.
     assert answers["by_operator"].rows() == [("*", 32, pytest.approx(10 / 29)), ("+", 32, pytest.approx(10 / 32))]
-    # The longest trained completion is the last of group 5: 2 + (5 + 3 * 3) % 15 = 16 tokens.
-    furthest = answers["disagreements"].row(0, named=True)
-    assert (furthest["completion_id"], furthest["position"]) == (f"0000/{5:016x}/3", 15)
-    assert furthest["difference"] == pytest.approx(-0.15)
 
 
 def test_each_query_is_followed_by_its_output() -> None:

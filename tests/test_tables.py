@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import polars as pl
@@ -23,7 +22,6 @@ from pipeline.tables import (
     TRAINING_SET,
     Column,
     Table,
-    data_dictionary,
 )
 from tests.example_tables import example, with_value
 
@@ -234,15 +232,3 @@ def test_order_and_uniqueness_agree_with_plain_python(rows: list[tuple[int, int]
         assert not is_good
     else:
         assert is_good
-
-
-def test_the_data_dictionary_has_every_column() -> None:
-    text = data_dictionary()
-    for name, table in TABLES.items():
-        assert f"**{name}** (one row per {table.row}; key: {', '.join(table.key)})" in text
-        for column in table.columns:
-            assert re.search(rf"^\| {column.name} \| \S.*{'[?]' if column.nullable else ''} \| \S", text, re.MULTILINE)
-    assert "| finish_reason | Enum[stop, length] |" in text
-    assert "| messages | List[Struct{role, content}] |" in text
-    assert "| sampling_logprobs | List[Float32] |" in text
-    assert "| reward_`<term>` | Float64? |" in text

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.audit.answer import Answer
-from pipeline.audit.question import SHADOW, TERM, Question
+from pipeline.audit.question import Question
 from pipeline.audit.show import Life, Row
 from pipeline.summary import MISSING, decimal, signed
+from pipeline.tables import SHADOW, TERM
 
 TEXT_CHARACTERS = 60
 """How much of a text a cell of a table shows."""
@@ -147,7 +148,7 @@ def life_lines(life: Life) -> list[Text]:
 def _group_lines(group_id: str, group: Row | None) -> list[Text]:
     title = Text(f"Group {group_id}", style="bold")
     if group is None:
-        return [title, Text("  not in groups")]
+        return [title, Text("  not filtered yet")]
     fate = "kept" if group["kept"] else "dropped"
     counts = f"{group['n_correct']} of {group['group_size']} correct, {group['n_truncated']} cut off"
     spread = f"reward {decimal(group['reward_mean'])} on average, standard deviation {decimal(group['reward_std'])}"
@@ -161,7 +162,7 @@ def _completion_lines(row: Row) -> list[Text]:
         title,
         *_block(row["completion_text"]),
         Text(f"  {row['n_tokens']} tokens, {len(row['completion_text'])} characters, {end}"),
-        Text(f"  reward {_reward(row)}"),
+        Text(f"  reward {_reward(row)}" if row["is_scored"] else "  not scored yet"),
         Text(f"  advantage {signed(row['advantage'])}; {_training(row)}"),
     ]
 
@@ -186,12 +187,12 @@ def _verdict(is_correct: bool | None) -> str:
 
 def _training(row: Row) -> str:
     if not row["is_trained"]:
-        return "not trained on"
+        return "not trained on" if row["is_filtered"] else "not filtered yet"
     steps: Sequence[int] | None = row["steps"]
     return (
         f"trained on in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
         if steps
-        else "in the training set, in no step"
+        else "in the training set, and in no step so far"
     )
 
 

@@ -6,7 +6,7 @@ import polars as pl
 
 from pipeline.errors import BadInput, first_line
 
-_SQL_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+SQL_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 def parse_filter(condition: str) -> pl.Expr:
@@ -17,7 +17,7 @@ def parse_filter(condition: str) -> pl.Expr:
     """
     try:
         return pl.sql_expr(condition)
-    except _SQL_ERRORS as error:
+    except SQL_ERRORS as error:
         remedy = "Write it as after WHERE in SQL: --where 'reward > 0.5 and not is_correct'"
         raise BadInput(f"--where {condition!r}", f"it can't be read ({first_line(error)})", remedy) from error
 
@@ -30,7 +30,7 @@ def checked(rows: pl.LazyFrame, condition: pl.Expr) -> pl.LazyFrame:
     """
     try:  # on no rows at all: types that don't fit are noticed, and nothing is read
         dtype = pl.DataFrame(schema=rows.collect_schema()).select(condition).dtypes[0]
-    except _SQL_ERRORS as error:
+    except SQL_ERRORS as error:
         remedy = f"There are {', '.join(rows.collect_schema())}"
         raise BadInput("--where", first_line(error).partition("; valid columns")[0], remedy) from error
     if dtype != pl.Boolean:

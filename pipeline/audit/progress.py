@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.audit.question import PROMPT, TERM, Question, has_rows, need, terms_of
+from pipeline.audit.question import PROMPT, Question, has_rows, need, terms_of
 from pipeline.audit.tables import INDEX, Tables
+from pipeline.tables import TERM
 
 RISE = 0.05
 """A change that counts, of a pass rate or of the mean of a term."""

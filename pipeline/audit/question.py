@@ -9,14 +9,12 @@ import polars as pl
 
 from pipeline.audit.tables import INDEX, Tables
 from pipeline.errors import BadInput
+from pipeline.tables import SHADOW, TERM
 
 COMPLETION = (*INDEX, "prompt_id", "group_id", "completion_id")
 GROUP = (*INDEX, "prompt_id", "group_id")
 PROMPT = (*INDEX, "prompt_id")
 """The ids that a row of an answer begins with, whatever it is about."""
-
-TERM, SHADOW = "reward_", "is_correct_"
-"""How the columns of a reward's terms and of shadow verifiers begin in `rewards`."""
 
 
 class Unanswerable(BadInput):

@@ -6,16 +6,9 @@ from functools import reduce
 
 import polars as pl
 
-from pipeline.audit.question import (
-    COMPLETION,
-    SHADOW,
-    TERM,
-    Question,
-    need,
-    shadows_of,
-    terms_of,
-)
+from pipeline.audit.question import COMPLETION, Question, need, shadows_of, terms_of
 from pipeline.audit.tables import Tables
+from pipeline.tables import SHADOW, TERM
 
 LEAST_DISAGREEMENT = 0.5
 """How far apart two terms are at least, each from 0 to 1 over its iteration, where they disagree."""

@@ -12,6 +12,7 @@ from pipeline.errors import BadInput
 from pipeline.history import RunIteration, find_iterations, scan_iterations
 from pipeline.versioning.lockfile import Output, read_locks
 from pipeline.versioning.repository import Repository
+from pipeline.versioning.runs import select_iterations
 
 BYTES_PER_PART = 64 * 2**20
 """How much of the compressed rollouts one part has, at most, unless a single iteration has more."""
@@ -27,6 +28,9 @@ class RunTables:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one.run for one in self.iterations))
+
+    def has(self, name: str) -> bool:
+        return all(f"data/{name}.parquet" in lock for lock in self._locks)
 
     def __getitem__(self, name: str) -> pl.LazyFrame:
         return scan_iterations(name, self.iterations, repo=self._repository).drop("commit")
@@ -58,6 +62,16 @@ class RunTables:
     @cached_property
     def _locks(self) -> list[dict[str, Output]]:
         return read_locks([one.iteration.commit for one in self.iterations], self._repository.root)
+
+
+def named_tables(repository: Repository, name: str) -> RunTables:
+    """The tables of the iterations that `demo`, `demo/0003` or `demo/0003..0010` name.
+
+    Raises:
+        BadInput: there is no such run, or it has none of them.
+    """
+    run = name.partition("/")[0]
+    return RunTables(repository, [RunIteration(run, one) for one in select_iterations(repository, name)])
 
 
 def run_tables(

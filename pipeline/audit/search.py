@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from pipeline.audit.filters import checked
+from pipeline.audit.filters import SQL_ERRORS, checked
 from pipeline.audit.question import COMPLETION, PROMPT, Question, prompt_text
 from pipeline.audit.tables import Tables
 from pipeline.errors import BadInput, first_line
@@ -17,7 +17,6 @@ CONTEXT_CHARACTERS = 20
 """How much of a completion stands on each side of what was found in it."""
 
 _KEYS = {"rewards": ("run", "completion_id"), "advantages": ("run", "completion_id"), "groups": ("run", "group_id")}
-_SQL_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 def grep(pattern: str, where: pl.Expr | None = None) -> Question:
@@ -28,14 +27,15 @@ def grep(pattern: str, where: pl.Expr | None = None) -> Question:
     Raises:
         BadInput: it is no regular expression.
     """
+    around = rf"(?s:.{{0,{CONTEXT_CHARACTERS}}})"
+    in_context = f"({around}(?:{pattern}){around})"
     try:
-        pl.select(pl.lit("").str.contains(pattern))
-    except _SQL_ERRORS as error:
+        pl.select(contained=pl.lit("").str.contains(pattern), extracted=pl.lit("").str.extract(in_context))
+    except SQL_ERRORS as error:
         remedy = "They are those of Rust's regex: neither look-around nor back-references. Escape signs with \\"
         reasons = [line.removeprefix("error: ") for line in str(error).splitlines() if line.startswith("error: ")]
         reason = reasons[0] if reasons else first_line(error)
         raise BadInput(f"grep {pattern!r}", f"it is no regular expression ({reason})", remedy) from error
-    around = rf"(?s:.{{0,{CONTEXT_CHARACTERS}}})"
     named = [] if where is None else list(dict.fromkeys(where.meta.root_names()))
 
     def find(tables: Tables) -> pl.LazyFrame:
@@ -45,7 +45,7 @@ def grep(pattern: str, where: pl.Expr | None = None) -> Question:
         rows = join_columns(rows, tables, [*shown, "reward", "is_correct"])
         if where is not None:
             rows = checked(rows, where)
-        found = text.str.extract(f"({around}(?:{pattern}){around})")
+        found = text.str.extract(in_context)
         return rows.select(
             *COMPLETION,
             *dict.fromkeys([*shown, "reward", "is_correct"]),
@@ -88,11 +88,14 @@ def run_sql(query: str, tables: Tables) -> pl.DataFrame:
     Raises:
         BadInput: it can't be read, or names what there is not.
     """
+    if match := re.match(r"\s*(create|delete|drop|truncate|insert|update|alter)\b", query, re.IGNORECASE):
+        problem = f"{match[1].lower()} is no question, and iterations are not to be changed"
+        raise BadInput("sql", problem, "Begin with select or with")
     # Only tables whose names occur are opened: that of a thousand iterations takes a moment.
     named = [name for name in TABLES if re.search(rf"\b{name}\b", query)]
     try:
         with pl.SQLContext({name: tables[name] for name in named}) as context:
             return context.execute(query, eager=False).collect(engine="streaming")
-    except _SQL_ERRORS as error:
+    except SQL_ERRORS as error:
         remedy = f"The tables are {', '.join(TABLES)}; their columns are in the data dictionary of the README"
         raise BadInput("sql", first_line(error), remedy) from error

@@ -8,11 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.audit.tables import Tables
+from pipeline.audit.tables import Tables, brief_rollouts, rows_so_far
 from pipeline.errors import BadInput
 
 _ID = re.compile(r"(?:(?P<iteration>\d{4,9})/)?(?P<prompt_id>[^/]+)(?:/(?P<index>\d+))?")
-_TOKEN_LISTS = ("prompt_token_ids", "completion_token_ids", "sampling_logprobs")
 
 Row = dict[str, Any]
 
@@ -22,7 +21,8 @@ class Life:
     """What the tables have of a prompt, of its group or groups, and of their completions, or of one of them.
 
     A row of `completions` has the columns of rollouts but for the token lists, those of rewards and advantages, and
-    `n_tokens`, `is_trained` (it is in the training set) and `steps` (the optimizer steps that used it).
+    `n_tokens`, `is_scored` and `is_filtered` (whether it, or its group, has come that far), `is_trained` (it is in the
+    training set) and `steps` (the optimizer steps that used it).
     """
 
     prompt: Row
@@ -49,7 +49,8 @@ def look_up(tables: Tables, wanted: str) -> Life:
         raise BadInput(
             f"id {wanted}", problem, "Name another run with --run; `rollbook grep` finds completions by text"
         )
-    groups = near["groups"].join(completions.lazy().select("run", "group_id").unique(), ["run", "group_id"], "semi")
+    own = completions.lazy().select("run", "group_id").unique()
+    groups = rows_so_far(near, "groups").join(own, ["run", "group_id"], "semi")
     return Life(
         prompts.to_dicts()[-1],
         groups.sort("group_id").collect().to_dicts(),
@@ -64,7 +65,7 @@ def token_table(tables: Tables, completion_id: str) -> pl.DataFrame:
     """
     near = _of_one_iteration(tables, completion_id.partition("/")[0], completion_id)
     rows = near["rollouts"].filter(pl.col("completion_id") == completion_id)
-    trained = near["token_logprobs"].select("run", "completion_id", old="old_logprobs", ref="ref_logprobs")
+    trained = rows_so_far(near, "token_logprobs").select("run", "completion_id", old="old_logprobs", ref="ref_logprobs")
     lists = rows.select("run", "completion_id", token_id="completion_token_ids", sampling="sampling_logprobs")
     joined = (
         lists.join(trained, on=["run", "completion_id"], how="left")
@@ -92,13 +93,16 @@ def _completions(tables: Tables, match: re.Match[str], wanted: str) -> pl.DataFr
     key = "completion_id" if match["index"] else "group_id" if match["iteration"] else "prompt_id"
     is_wanted = pl.col(key) == wanted
     on = ["run", "completion_id"]
-    n_tokens = pl.col("completion_token_ids").list.len().alias("n_tokens")
-    rows = tables["rollouts"].filter(is_wanted).with_columns(n_tokens).drop(_TOKEN_LISTS)
+    rows = brief_rollouts(tables).filter(is_wanted)
     own = ["run", "iteration", "prompt_id", "group_id"]
-    rewards = tables["rewards"].filter(is_wanted).drop("iteration", "prompt_id", "group_id")
-    advantages = tables["advantages"].filter(is_wanted).select(*on, "advantage")
-    trained = tables["training_set"].select(*on, is_trained=pl.lit(True))
-    steps = tables["token_logprobs"].select(*on, "steps")
-    for other in (rewards, advantages, trained, steps):
+    later = {name: rows_so_far(tables, name) for name in ("rewards", "advantages", "training_set", "token_logprobs")}
+    rewards = later["rewards"].filter(is_wanted).drop("iteration", "prompt_id", "group_id")
+    advantages = later["advantages"].filter(is_wanted).select(*on, "advantage")
+    trained = later["training_set"].select(*on, is_trained=pl.lit(True))
+    steps = later["token_logprobs"].select(*on, "steps")
+    for other in (rewards.with_columns(is_scored=pl.lit(True)), advantages, trained, steps):
         rows = rows.join(other, on=on, how="left")
-    return rows.with_columns(pl.col("is_trained").fill_null(False)).select(*own, pl.exclude(own)).collect()
+    filtered = rows_so_far(tables, "groups").select("run", "group_id", is_filtered=pl.lit(True))
+    rows = rows.join(filtered, on=["run", "group_id"], how="left")
+    known = pl.col("is_scored", "is_filtered", "is_trained").fill_null(False)
+    return rows.with_columns(known).select(*own, pl.exclude(own)).collect()

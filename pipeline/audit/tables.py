@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import polars as pl
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, first_line
 from pipeline.table_io import open_table
 from pipeline.tables import TABLES
 
 INDEX = ("run", "iteration")
 """The columns that every frame of `Tables` begins with."""
+
+TOKEN_LISTS = ("prompt_token_ids", "completion_token_ids", "sampling_logprobs")
+"""Columns of `rollouts` with an entry per token, by far the largest."""
+
+DATA = Path("data")
+HERE = "."
+"""What commands call the iteration in `data/`, where another one has the name of its run."""
 
 
 class Tables(Protocol):
@@ -22,6 +30,9 @@ class Tables(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The runs that the tables are of."""
+
+    def has(self, name: str) -> bool:
+        """Whether every iteration has the table `name`: one that did not run to its end lacks the last ones."""
 
     def __getitem__(self, name: str) -> pl.LazyFrame:
         """The rows of the table `name`, of every iteration."""
@@ -37,20 +48,26 @@ class Tables(Protocol):
 
 
 class IterationTables:
-    """The tables of one iteration, each from a `scan` of its own; `run` is what the column `run` says."""
+    """The tables `available` of one iteration, each from a `scan` of its own; `run` is what the column `run` says."""
 
-    def __init__(self, scan: Callable[[str], pl.LazyFrame], run: str = "data") -> None:
+    def __init__(
+        self, scan: Callable[[str], pl.LazyFrame], run: str = "data", available: Collection[str] = tuple(TABLES)
+    ) -> None:
         self._scan = scan
         self._run = run
+        self._available = frozenset(available)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self._run,)
 
+    def has(self, name: str) -> bool:
+        return name in self._available
+
     def __getitem__(self, name: str) -> pl.LazyFrame:
         rows = self._scan(name)
         if "iteration" not in TABLES[name].schema:
-            number = self._scan("rewards").select(pl.col("iteration").first())
+            number = self._scan("rollouts").select(pl.col("iteration").first())
             rows = rows.join(number, how="cross")
         return rows.select(pl.lit(self._run).alias("run"), "iteration", pl.exclude("iteration"))
 
@@ -74,6 +91,9 @@ class JoinedTables:
     def names(self) -> tuple[str, ...]:
         return tuple(name for source in self._sources for name in source.names)
 
+    def has(self, name: str) -> bool:
+        return all(source.has(name) for source in self._sources)
+
     def __getitem__(self, name: str) -> pl.LazyFrame:
         return pl.concat([source[name] for source in self._sources], how="diagonal")
 
@@ -95,7 +115,44 @@ def folder_tables(data: Path) -> IterationTables:
     Raises:
         BadInput: when a table is asked for that is missing, unreadable, or has other columns than it should.
     """
-    return IterationTables(lambda name: open_table(data / f"{name}.parquet", TABLES[name]))
+    files = {name: data / f"{name}.parquet" for name in TABLES}
+    available = [name for name, file in files.items() if file.is_file()]
+    return IterationTables(lambda name: open_table(files[name], TABLES[name]), available=available)
+
+
+def tables_here() -> IterationTables:
+    """The tables of the iteration in `data/` of the current directory.
+
+    Raises:
+        BadInput: nothing was rolled out there.
+    """
+    tables = folder_tables(DATA)
+    if not tables.has("rollouts"):
+        raise BadInput(str(DATA), "it has no iteration", "`dvc repro` makes one; `rollbook runs` lists those of runs")
+    return tables
+
+
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """Make what Polars raises at a file that is damaged, or that it can't write, a `BadInput`."""
+    try:
+        yield
+    except (pl.exceptions.ComputeError, pl.exceptions.PanicException) as error:
+        remedy = "`rollbook verify` names a file that is damaged; where one was to be written, free some space"
+        raise BadInput("the tables", f"they can't be read, or written ({first_line(error)})", remedy) from error
+
+
+def brief_rollouts(tables: Tables) -> pl.LazyFrame:
+    """The rollouts with `n_tokens` in place of the lists of tokens."""
+    n_tokens = pl.col("completion_token_ids").list.len().alias("n_tokens")
+    return tables["rollouts"].with_columns(n_tokens).drop(TOKEN_LISTS)
+
+
+def rows_so_far(tables: Tables, name: str) -> pl.LazyFrame:
+    """The rows of the table `name`, and none where an iteration has not come to it yet."""
+    if tables.has(name):
+        return tables[name]
+    return pl.LazyFrame(schema={"run": pl.String, "iteration": pl.UInt32, **TABLES[name].schema})
 
 
 def frame_tables(frames: Mapping[str, pl.DataFrame], run: str = "data") -> IterationTables:
@@ -106,4 +163,4 @@ def frame_tables(frames: Mapping[str, pl.DataFrame], run: str = "data") -> Itera
             raise BadInput(f"table {name}", "it is not among those that are given", f"Give one of {', '.join(frames)}")
         return frames[name].lazy()
 
-    return IterationTables(scan, run)
+    return IterationTables(scan, run, frames)

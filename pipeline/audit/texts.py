@@ -62,7 +62,7 @@ def find_several_answers(tables: Tables) -> pl.LazyFrame:
         "reward",
         "is_correct",
         n_answers=pl.col("answers").list.len(),
-        answers=pl.col("answers").list.join(" | "),
+        answers=pl.col("answers").list.join(" / "),
     )
 
 

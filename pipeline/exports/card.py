@@ -5,8 +5,9 @@ from __future__ import annotations
 import polars as pl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pipeline.data_dictionary import dtype_name
 from pipeline.exports.provenance import Provenance
-from pipeline.tables import TABLES, dtype_name
+from pipeline.tables import SHADOW, TABLES, TERM
 
 MEANINGS = {column.name: column.meaning for table in reversed(TABLES.values()) for column in table.columns} | {
     "run": "the run that the iteration was read from",
@@ -35,7 +36,9 @@ def make_card(provenance: Provenance, schema: pl.Schema, name: str, data_file: s
 def _meaning(column: str) -> str:
     if column in MEANINGS:
         return MEANINGS[column]
-    return "a term of the reward" if column.startswith("reward_") else "see the data dictionary of Rollbook"
+    if column.startswith(TERM):
+        return "a term of the reward"
+    return "what a shadow verifier says" if column.startswith(SHADOW) else "see the data dictionary of Rollbook"
 
 
 def _size_category(n_rows: int) -> str:

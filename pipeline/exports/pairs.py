@@ -23,7 +23,7 @@ def preference_pairs(completions: pl.LazyFrame, min_margin: float) -> pl.LazyFra
         ordered.sort("reward", descending=descending, maintain_order=True).group_by(group, maintain_order=True).first()
         for descending in (True, False)
     )
-    pairs = best.join(worst.select(*group, *_renamed()), group)
+    pairs = best.join(worst.select(*group, *_renamed()), group, nulls_equal=True)  # what is not committed has no commit
     margin = pl.col("reward") - pl.col("rejected_reward")
     return (
         pairs.with_columns(margin=margin)

@@ -8,20 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.exports.source import Source
 from pipeline.tables import SCHEMA_VERSION
-from pipeline.versioning.lockfile import read_locks
-from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import Iteration
-
-TABLES = ("prompts", "rollouts", "rewards", "advantages", "groups")
 
 
 @dataclass(frozen=True)
 class Provenance:
     """What an export was made of.
 
-    `sources` has an entry per iteration: its tag, commit, and the md5 that DVC has for each table. `files` maps the
-    files of the export to their SHA-256.
+    `sources` are the `origins` of a `Source`. `files` maps the files of the export to their SHA-256.
     """
 
     command: str
@@ -35,28 +30,10 @@ class Provenance:
         return asdict(self)
 
 
-def trace(
-    repository: Repository,
-    iterations: Sequence[Iteration],
-    *,
-    command: str,
-    kind: str,
-    n_rows: int,
-    files: Sequence[Path],
-    root: Path,
-) -> Provenance:
+def trace(source: Source, *, command: str, kind: str, n_rows: int, files: Sequence[Path], root: Path) -> Provenance:
     """The provenance of `files`, which are named from the folder `root` on."""
-    locks = read_locks([iteration.commit for iteration in iterations], repository.root)
-    sources = [
-        {
-            "iteration": iteration.name,
-            "commit": iteration.commit,
-            "md5": {name: lock[path].md5 for name in TABLES if (path := f"data/{name}.parquet") in lock},
-        }
-        for iteration, lock in zip(iterations, locks, strict=True)
-    ]
     hashes = {str(file.relative_to(root)): _sha256(file) for file in files}
-    return Provenance(command, kind, n_rows, SCHEMA_VERSION, sources, hashes)
+    return Provenance(command, kind, n_rows, SCHEMA_VERSION, source.origins, hashes)
 
 
 def _sha256(file: Path) -> str:

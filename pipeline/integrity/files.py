@@ -13,7 +13,7 @@ from pipeline.errors import BadInput
 from pipeline.versioning.disk import STATE_PATHS
 from pipeline.versioning.git import read_blobs
 from pipeline.versioning.lockfile import FOLDER, Output
-from pipeline.versioning.objects import object_path, read_folder
+from pipeline.versioning.objects import file_md5, object_path, read_folder
 from pipeline.versioning.runs import Iteration
 
 
@@ -100,8 +100,7 @@ class Hashes:
     def of(self, path: Path) -> str:
         """The md5 of the file `path`."""
         if path not in self.known:
-            with path.open("rb") as stream:
-                self.known[path] = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            self.known[path] = file_md5(path)
         return self.known[path]
 
 

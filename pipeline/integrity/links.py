@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -14,6 +15,7 @@ from pipeline.history_rows import read_history
 from pipeline.integrity.evidence import TABLE_FILES, Evidence
 from pipeline.integrity.files import Files
 from pipeline.params import Params
+from pipeline.params_edit import differing_keys
 from pipeline.versioning.lockfile import LOCKFILE, Output
 from pipeline.versioning.runs import Iteration
 
@@ -53,14 +55,28 @@ def inheritance_problems(
             yield ours, f"its md5 is {lock[ours].md5}, and the iteration before ended with {before[theirs].md5}"
 
 
-def stage_problems(lock_text: str, lock: Mapping[str, Output]) -> Iterator[Problem]:
-    """Whether every stage read the artifacts that are here, by the md5s that DVC noted of its dependencies."""
-    stages = YAML(typ="safe", pure=True).load(io.StringIO(lock_text))["stages"]
-    for name, stage in stages.items():
+def stage_problems(lock_text: str, params_text: str, lock: Mapping[str, Output]) -> Iterator[Problem]:
+    """Whether every stage read the params and artifacts that are here, as DVC noted them."""
+    stages, params = (_load(text) for text in (lock_text, params_text))
+    for name, stage in stages["stages"].items():
+        noted = stage.get("params", {}).get(PARAMS, {})
+        for key, (here, there) in differing_keys({key: _at(params, key) for key in noted}, noted).items():
+            yield PARAMS, f"{key} is {here}, and stage {name} had {there}"
         for dep in stage.get("deps", ()):
             made = lock.get(dep["path"])
             if made is not None and made.md5 != dep.get("md5"):
                 yield LOCKFILE, f"stage {name} read {dep['path']} {dep.get('md5')}, and {made.md5} is what was made"
+
+
+def _load(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(io.StringIO(text))
+
+
+def _at(params: Any, key: str) -> Any:
+    """The value at a key of params.yaml such as `score.terms`; None where there is none."""
+    for part in key.split("."):
+        params = params.get(part) if isinstance(params, dict) else None
+    return params
 
 
 def fingerprint_problems(evidence: Evidence) -> Iterator[Problem]:
@@ -88,6 +104,9 @@ def headline_problems(evidence: Evidence) -> Iterator[Problem]:
         headline = json.loads(content)
     except ValueError as error:
         yield HEADLINE, f"it is not valid JSON ({first_line(error)})"
+        return
+    if not isinstance(headline, dict):
+        yield HEADLINE, "it is no JSON object"
         return
     rewards = evidence["rewards"].collect()
     expected = {

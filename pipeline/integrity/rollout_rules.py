@@ -5,12 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from pipeline.integrity.evidence import TABLE_FILES, Evidence
-from pipeline.integrity.rules import Rule, breaks, compare, same_keys
+from pipeline.integrity.rules import Rule, above_zero, breaks, compare, same_keys
 from pipeline.seeds import stable_seed
 from pipeline.tables import Table
-
-LOGPROB_SLACK = 1e-4
-"""A log-probability is at most zero, but for the rounding of float32."""
 
 
 def _iteration_rule(name: str, table: Table) -> Rule:
@@ -71,12 +68,16 @@ def find_held_in_prompts(evidence: Evidence) -> pl.LazyFrame:
 
 
 def find_gaps_in_evaluation(evidence: Evidence) -> pl.LazyFrame:
-    """Policies that were evaluated on another number of completions than params.yaml says."""
+    """Policies that were evaluated on other completions than params.yaml says: so many, numbered from 0 by prompt."""
     params = evidence.params.evaluate
     wanted = params.n_prompts * params.n_completions
-    counts = evidence["eval"].group_by(pl.col("policy").cast(pl.String)).agg(n=pl.len())
-    why = pl.format("it has {} completions, and params.yaml says {}", "n", pl.lit(wanted))
-    return breaks(counts, "policy", pl.col("n") != wanted, why)
+    policy = pl.col("policy").cast(pl.String)
+    counts = evidence["eval"].group_by(policy).agg(n=pl.len(), last=pl.col("completion_index").max())
+    why = pl.format(
+        "it has {} completions, the last of a prompt numbered {}; params.yaml says {} and {}",
+        *("n", "last", pl.lit(wanted), pl.lit(params.n_completions - 1)),
+    )
+    return breaks(counts, "policy", (pl.col("n") != wanted) | (pl.col("last") != params.n_completions - 1), why)
 
 
 def find_other_seeds(evidence: Evidence) -> pl.LazyFrame:
@@ -105,10 +106,8 @@ def find_wrong_ends(evidence: Evidence) -> pl.LazyFrame:
 
 
 def find_impossible_logprobs(evidence: Evidence) -> pl.LazyFrame:
-    """Completions with a log-probability above 0."""
-    highest = pl.col("sampling_logprobs").list.max()
-    why = pl.format("its highest sampling log-probability is {}", highest)
-    return breaks(evidence["rollouts"], "completion_id", highest > LOGPROB_SLACK, why)
+    """Completions with a sampling log-probability above 0."""
+    return above_zero(evidence["rollouts"], "sampling_logprobs")
 
 
 def find_other_temperature(evidence: Evidence) -> pl.LazyFrame:

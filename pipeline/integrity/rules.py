@@ -12,6 +12,9 @@ from pipeline.integrity.evidence import Evidence
 TOLERANCE = 1e-9
 """How far a number that is computed again may be off, beside its size: another machine adds in another order."""
 
+LOGPROB_SLACK = 1e-4
+"""A log-probability is at most zero, but for the rounding of float32."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -29,6 +32,13 @@ class Rule:
 def breaks(rows: pl.LazyFrame, key: str, is_bad: pl.Expr, why: pl.Expr) -> pl.LazyFrame:
     """The rows of which `is_bad` holds, as a rule gives them."""
     return rows.filter(is_bad).select(key, why=why)
+
+
+def above_zero(rows: pl.LazyFrame, *columns: str) -> pl.LazyFrame:
+    """The completions with a log-probability above 0 in one of `columns`."""
+    highest = pl.max_horizontal(pl.col(name).list.max() for name in columns)
+    why = pl.format("a log-probability of its {} is {}", pl.lit(" or ".join(columns)), highest)
+    return breaks(rows, "completion_id", highest > LOGPROB_SLACK, why)
 
 
 def same_keys(rows: pl.LazyFrame, others: pl.LazyFrame, key: str, other: str) -> pl.LazyFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from pipeline.integrity.evidence import Evidence
-from pipeline.integrity.rules import Rule, breaks, compare, same_keys
+from pipeline.integrity.rules import Rule, above_zero, breaks, compare, same_keys
 
 
 def find_unrecorded(evidence: Evidence) -> pl.LazyFrame:
@@ -23,6 +23,11 @@ def find_other_lengths(evidence: Evidence) -> pl.LazyFrame:
     rows = evidence["token_logprobs"].select("completion_id", n_old).join(lengths, on="completion_id")
     why = pl.format("it has {} old log-probabilities for {} tokens", "n_old", "n_tokens")
     return breaks(rows, "completion_id", pl.col("n_old") != pl.col("n_tokens"), why)
+
+
+def find_impossible_logprobs(evidence: Evidence) -> pl.LazyFrame:
+    """Completions with a log-probability of the trainer or the reference above 0."""
+    return above_zero(evidence["token_logprobs"], "old_logprobs", "ref_logprobs")
 
 
 def find_other_counts(evidence: Evidence) -> pl.LazyFrame:
@@ -47,6 +52,7 @@ def find_gaps_in_steps(evidence: Evidence) -> pl.LazyFrame:
 RULES = (
     Rule("trained_is_on_record", "token_logprobs", ("token_logprobs", "training_set"), find_unrecorded),
     Rule("one_logprob_a_token", "token_logprobs", ("token_logprobs", "rollouts"), find_other_lengths),
+    Rule("trained_logprobs_are_negative", "token_logprobs", ("token_logprobs",), find_impossible_logprobs),
     Rule(
         "steps_saw_what_they_say", "train_steps", ("train_steps", "token_logprobs", "training_set"), find_other_counts
     ),

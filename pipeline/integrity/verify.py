@@ -82,7 +82,7 @@ def _verify(subject: _Subject, hashes: Hashes) -> list[Problem]:
     found = [
         *((LOCKFILE, f"it has no {path}, which {PIPELINE_FILE} declares") for path in declared if path not in lock),
         *file_problems(files, lock, uncached_paths(pipeline), hashes),
-        *links.stage_problems(lock_text, lock),
+        *links.stage_problems(lock_text, params_text, lock),
         *links.parent_problems(params, subject.number, subject.before),
         *links.inheritance_problems(params, lock, subject.before_lock),
         *own_problems,

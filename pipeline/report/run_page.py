@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.health.evidence import asked_of
+from pipeline.health.evidence import asked_of, sql_command
 from pipeline.history_rows import HistoryRow
 from pipeline.report.against import Against
 from pipeline.report.choice import Tables, choose_groups
@@ -42,8 +42,9 @@ COLUMNS = {
 class RunInput:
     """What the page is made of.
 
-    `history` and `health` have an entry per iteration of `iterations`, in their order; the latter is what
-    `data/health.json` holds, None where a commit has none. `tables` has the rows of `browsed` alone.
+    `iterations` are commits, or the one that lies in `data/`, whose commit is empty. `history` and `health` have an
+    entry per iteration of them, in their order; the latter is what `data/health.json` holds, None where there is none.
+    `tables` has the rows of `browsed` alone.
     """
 
     name: str
@@ -71,7 +72,7 @@ class RuleRow:
     def query(self) -> str:
         """The command that lists the rows behind `last`; empty where the commit is too old to have one."""
         rows = self.last.get("rows")
-        return asked_of(rows["query"], self.last_iteration.run, self.last_iteration.number) if rows else ""
+        return _asked(rows["query"], self.last_iteration) if rows else ""
 
 
 def render_run(given: RunInput) -> str:
@@ -94,10 +95,11 @@ def render_run(given: RunInput) -> str:
     choice = choose_groups(tables, given.groups_per_outcome, first)
     groups = embed_groups(tables, choice.group_ids)
     last = given.browsed[-1]
-    rest = f'rollbook sql --run {last.run} "select * from rollouts where iteration = {last.number}"'
+    rest = _asked(sql_command(f"select * from rollouts where iteration = {last.number}"), last)
     note = given.against.note if given.against else ""
     choice = dataclasses.replace(choice, note=f"{choice.note}{browsed_note(given)}")
-    browser = make_browser(choice, groups, rest, given.against_name, note)
+    show = f"rollbook show --run {given.name.partition('/')[0]}" if last.commit else "rollbook show"
+    browser = make_browser(choice, groups, rest, show, given.against_name, note)
     return render("run.html.j2", browser, values, Asked(given.name, _audit_options(given)))
 
 
@@ -112,8 +114,15 @@ def spread(iterations: Sequence[Iteration], n: int = MAX_ITERATIONS_BROWSED) -> 
     return [iterations[round(place * (len(iterations) - 1) / (n - 1))] for place in range(n)]
 
 
+def _asked(command: str, iteration: Iteration) -> str:
+    """`command` as it asks `iteration`; what is not committed lies in `data/`, which is asked without a name."""
+    return asked_of(command, iteration.run, iteration.number) if iteration.commit else command
+
+
 def _audit_options(given: RunInput) -> str:
     """What has `rollbook audit` ask the iterations of the page."""
+    if not given.iterations[-1].commit:
+        return ""
     run, _, span = given.name.partition("/")
     if ".." in span:
         return f" --run {run} --iterations {given.iterations[0].number}..{given.iterations[-1].number}"

@@ -31,13 +31,22 @@ class Browser:
 
 
 def make_browser(
-    choice: Choice, groups: list[dict[str, Any]], rest: str, against: str = "", against_note: str = ""
+    choice: Choice,
+    groups: list[dict[str, Any]],
+    rest: str,
+    show: str = "rollbook show",
+    against: str = "",
+    against_note: str = "",
 ) -> Browser:
-    """The browser of `groups`, as `embed_groups` gives them; `against` names the other commit, if there is one."""
+    """The browser of `groups`, as `embed_groups` gives them.
+
+    `show` is the command that shows what an id after it names, and `against` the name of the other commit, if any.
+    """
     completions = [completion for group in groups for completion in group["completions"]]
     n_cut = sum(len(completion["completion_text"]) < completion["n_characters"] for completion in completions)
     cut = _said_of_cut(n_cut)
-    data = {"groups": groups, "signs": SIGN_PATTERN, "sign_names": sign_names(groups), "against": against}
+    signs = {"signs": SIGN_PATTERN, "sign_names": sign_names(groups)}
+    data = {"groups": groups, **signs, "show": show, "against": against}
     return Browser(as_script(data), f"{choice.note}{cut}", "" if choice.is_everything else rest, against_note)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import polars as pl
 
 from pipeline.params import TermParams
+from pipeline.tables import TERM
 
 
 class Composed(NamedTuple):
@@ -27,7 +28,7 @@ class Composed(NamedTuple):
 
 def column_of(term: str) -> str:
     """The column of `rewards` that holds the values of a term."""
-    return f"reward_{term}"
+    return f"{TERM}{term}"
 
 
 def compose_rewards(terms: Mapping[str, TermParams], clip: Sequence[float] | None) -> Composed:

@@ -21,6 +21,7 @@ from pipeline.rewards.term_values import TermValue, apply_term
 from pipeline.rewards.verification import NO_VERIFIER, make_verifiers, verify, verify_in_shadow
 from pipeline.rewards.verifier import Prompt, Verifier
 from pipeline.rewards.workers import WorkersOnDemand
+from pipeline.tables import SHADOW
 
 ROLLOUT_COLUMNS = [
     "completion_id",
@@ -224,7 +225,7 @@ def _frame(
     columns = {
         "is_correct": pl.Series([each.is_correct for each in verdicts], dtype=pl.Boolean),
         **{
-            f"is_correct_{name}": pl.Series([each.is_correct for each in seen], dtype=pl.Boolean)
+            f"{SHADOW}{name}": pl.Series([each.is_correct for each in seen], dtype=pl.Boolean)
             for name, seen in shadows.items()
         },
         "extracted_answer": pl.Series([each.extracted_answer for each in verdicts], dtype=pl.String),

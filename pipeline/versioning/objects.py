@@ -43,6 +43,12 @@ def parse_folder(content: bytes, where: str) -> dict[str, str]:
     return files
 
 
+def file_md5(path: Path) -> str:
+    """The md5 of the file `path`, which is what DVC calls it by."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
 def read_folder(cache_dir: Path, md5: str) -> dict[str, str] | None:
     """Path in the folder -> md5 of the file, for the folder `md5`; None where the cache lacks its list.
 
@@ -104,6 +110,12 @@ def _copy(cache_dir: Path, md5: str, target: Path, remedy: str) -> None:
             digest.update(chunk)
             copy.write(chunk)
     _check_md5(path, digest.hexdigest(), md5, remedy)
+
+
+def check_object(cache_dir: Path, md5: str) -> None:
+    """Raise `BadInput` where the object `md5`, a file that is here, is damaged."""
+    path = object_path(cache_dir, md5)
+    _check_md5(path, file_md5(path), md5, AGAIN)
 
 
 def _check_md5(path: Path, found: str, expected: str, remedy: str) -> None:

@@ -236,19 +236,19 @@ def test_gold_that_stands_in_the_prompt() -> None:
 
 def test_several_answers() -> None:
     texts = {
-        r"\boxed{3} or else \boxed{4}": "3 | 4",
+        r"\boxed{3} or else \boxed{4}": "3 / 4",
         "The answer is 3. #### 3": None,
-        "3, 4, 5 or 6": "3 | 4 | 5 | 6",
+        "3, 4, 5 or 6": "3 / 4 / 5 / 6",
         "1 + 2 = 3, and 3 + 4 = 7": None,
-        "<answer>3</answer><answer>5</answer>": "3 | 5",
+        "<answer>3</answer><answer>5</answer>": "3 / 5",
     }
     rewards = [0.0, 1.0, 0.0, 1.0, 1.0]
     frames = plant([{"prompt": "a", "completion_text": t, "reward": r} for t, r in zip(texts, rewards, strict=True)])
     rows = ask("several_answers", frames)
     assert list(zip(ids(rows), rows["answers"], strict=True)) == [
-        ("a/4", "3 | 5"),
-        ("a/2", "3 | 4 | 5 | 6"),
-        ("a/0", "3 | 4"),
+        ("a/4", "3 / 5"),
+        ("a/2", "3 / 4 / 5 / 6"),
+        ("a/0", "3 / 4"),
     ]
     assert set(rows["answers"]) == {listed for listed in texts.values() if listed}
 

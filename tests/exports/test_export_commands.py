@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -9,7 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.versioning.lockfile import parse_lock
+from pipeline.versioning.objects import object_path
 from tests.sample_run import SampleRun
+from tests.stage_runs import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,45 @@ def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert set(provenance["files"]) == {"data/train-00000-of-00001.parquet"}
 
 
+def test_damaged_tables_are_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SampleRun(tmp_path / "project")
+    lock = parse_lock(subprocess.check_output(["git", "show", "demo/0001:dvc.lock"], cwd=run.root, text=True))
+    file = object_path(run.repository.cache_dir, lock["data/rollouts.parquet"].md5)
+    content = bytearray(file.read_bytes())
+    content[300] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(content)
+    monkeypatch.chdir(run.root)
+    assert "it is damaged. Remove it, then" in export("pairs", "demo", "--output", tmp_path / "x.jsonl", exit_code=1)
+    export("pairs", "demo/0002", "--output", tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize(("command", "name"), [("sft", "x.jsonl"), ("sft", "x.parquet"), ("dataset", "folder")])
+def test_a_full_disk_is_an_error_of_one_line(run: SampleRun, tmp_path: Path, command: str, name: str) -> None:
+    rollbook = [sys.executable, "-m", "pipeline.cli", "export", command, "demo", "--output", str(tmp_path / name)]
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *rollbook]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(limited, cwd=run.root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rollbook: error: ")
+    assert "ree some space" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_iteration_in_data_is_exported_as_one_of_a_run(run: SampleRun, tmp_path: Path) -> None:
+    run.lay_out(1)
+    here, there = tmp_path / "here.parquet", tmp_path / "there.parquet"
+    assert "pairs of iteration 1 in data/; here.parquet" in export("pairs", "--output", here)
+    export("pairs", "demo/0001", "--output", there)
+    rows, others = (pl.read_parquet(file) for file in (here, there))
+    assert rows.drop("run", "commit").equals(others.drop("run", "commit"))
+    assert (set(rows["run"]), set(rows["commit"])) == ({"data"}, {None})
+    sources = [json.loads(Path(f"{file}.provenance.json").read_text("utf-8"))["sources"] for file in (here, there)]
+    assert sources[0][0]["md5"] == sources[1][0]["md5"]  # the same files
+    assert sources[0][0]["commit"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -85,6 +130,7 @@ def test_a_folder_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
         (["sft", "demo", "--output", "x.jsonl", "--where", "nope >"], "it can't be read"),
         (["pairs", "nobody", "--output", "x.jsonl"], "there is no branch runs/nobody"),
         (["dataset", "demo", "--output", "."], "it exists"),
+        (["pairs", "demo", "--output", ".git/HEAD/x.jsonl"], "Free some space, or write somewhere else"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(run: SampleRun, arguments: list[str], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.integrity.verify import RULES, Problem, verify_checkout, verify_run
+from pipeline.rewards.judging.questions import JudgeQuestion
 from pipeline.table_io import write_text
+from pipeline.tables import JUDGEMENTS
 from pipeline.versioning.objects import object_path
 from pipeline.versioning.repository import Repository
 from tests.example_tables import with_value
@@ -69,6 +72,22 @@ def drop_group(*tables: str) -> Plant:
     return plant
 
 
+def judgement(asked: str, was_asked: str | None = None) -> pl.DataFrame:
+    """A row of `judgements`, whose id is of the question `asked`, and whose request is `was_asked`."""
+    address = "http://localhost/v1"
+    question = JudgeQuestion(address, {"messages": asked})
+    request = json.dumps({"messages": was_asked or asked})
+    row = {"judgement_id": question.key, "address": address, "request": request, "answer": "yes"}
+    return pl.DataFrame([row], schema=JUDGEMENTS.schema)
+
+
+def _with_an_edited_shadow(whole: Whole) -> None:
+    """The prompts' own verifier is a shadow, too, and contradicts itself on completion 1."""
+    write_params(whole.root, {**SMALL, "score.shadow_verifiers": ["math"]})
+    shadow = pl.col("is_correct") | (pl.col("completion_id") == f"{FIRST}/1")
+    whole.edit("rewards", lambda frame: frame.with_columns(is_correct_math=shadow))
+
+
 PLANTS: dict[str, tuple[Plant, str]] = {
     "a reward is dropped": (
         drop_row("rewards"),
@@ -102,6 +121,20 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     "a term is another than params say": (
         lambda whole: whole.edit("rewards", lambda frame: frame.rename({"reward_correct": "reward_length"})),
         r"columns reward terms: there are reward_length, and score.terms has reward_correct \[reward_is_its_terms\]",
+    ),
+    "a shadow verifier is missing": (
+        lambda whole: write_params(whole.root, {**SMALL, "score.shadow_verifiers": ["code"]}),
+        r"columns shadow verdicts: there are none, and score.shadow_verifiers has is_correct_code "
+        r"\[shadows_are_verdicts\]",
+    ),
+    "a shadow verdict is edited": (
+        _with_an_edited_shadow,
+        rf"completion_id {FIRST}/1: its own verifier math says another thing as a shadow \[shadows_are_verdicts\]",
+    ),
+    "a judge was asked something else": (
+        lambda whole: whole.edit("judgements", lambda frame: pl.concat([frame, judgement("Is it long?", "m")])),
+        r"judgements.parquet: judgement_id [0-9a-f]{64}: it is the answer to another question, [0-9a-f]{64} "
+        r"\[judgements_have_their_keys\]",
     ),
     "a reward is of another group": (
         cell("rewards", 1, "group_id", "0000/0000000000000001"),
@@ -166,7 +199,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     ),
     "a probability is above 1": (
         cell("rollouts", 0, "sampling_logprobs", [0.5]),
-        rf"completion_id {FIRST}/0: its highest sampling log-probability is 0.5 \[logprobs_are_negative\]",
+        rf"completion_id {FIRST}/0: a log-probability of its sampling_logprobs is 0.5 \[logprobs_are_negative\]",
     ),
     "a held-out prompt is trained on": (
         cell("selection", 0, "prompt_id", f"{10_000:016x}"),
@@ -182,7 +215,22 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     ),
     "half of the evaluation is gone": (
         drop_row("eval"),
-        r"policy after: it has 1 completions, and params.yaml says 2 \[evaluation_is_whole\]",
+        r"policy after: it has 1 completions, the last of a prompt numbered 0; params.yaml says 2 and 0 "
+        r"\[evaluation_is_whole\]",
+    ),
+    "a held-out completion has another place": (
+        cell("eval", 0, "completion_index", 9),
+        r"policy after: it has 2 completions, the last of a prompt numbered 9; params.yaml says 2 and 0 "
+        r"\[evaluation_is_whole\]",
+    ),
+    "the trainer's probability is above 1": (
+        cell("token_logprobs", 0, "old_logprobs", [0.7]),
+        rf"completion_id {FIRST}/0: a log-probability of its old_logprobs or ref_logprobs is 0.7\d* "
+        r"\[trained_logprobs_are_negative\]",
+    ),
+    "the headline is a list": (
+        lambda whole: write_text("[]", whole.root / "data/metrics/report.json"),
+        r"data/metrics/report.json: it is no JSON object",
     ),
     "a trained completion has no record": (
         drop_row("token_logprobs"),
@@ -251,6 +299,14 @@ def test_what_is_planted_is_found(name: str, whole: Whole) -> None:
     whole.lock()  # as one who knows DVC would: the hashes fit
     problems = found(whole)
     assert any(pl.Series([problem]).str.contains(message).item() for problem in problems), problems
+
+
+def test_sound_verdicts_of_shadows_and_judges_are_no_problem(whole: Whole) -> None:
+    write_params(whole.root, {**SMALL, "score.shadow_verifiers": ["math"]})
+    whole.edit("rewards", lambda frame: frame.with_columns(is_correct_math=pl.col("is_correct")))
+    whole.edit("judgements", lambda frame: pl.concat([frame, judgement("Is it short?")]))
+    whole.lock()
+    assert found(whole) == []
 
 
 def test_every_rule_has_a_plant() -> None:
@@ -330,6 +386,15 @@ def test_a_stage_that_read_another_file_is_named(whole: Whole) -> None:
     place = text.rindex(md5)  # in the stage `report`, which is the last
     (whole.root / "dvc.lock").write_text(text[:place] + "ab" * 16 + text[place + 32 :])
     assert found(whole) == [f"dvc.lock: stage report read data/rewards.parquet {'ab' * 16}, and {md5} is what was made"]
+
+
+def test_params_that_were_edited_since_are_named(whole: Whole) -> None:
+    """The learning rate leaves no trace in the tables; DVC notes what each stage read."""
+    text = (whole.root / "dvc.lock").read_text()
+    noted = "    params:\n      params.yaml:\n        training.learning_rate: 0.5\n"
+    (whole.root / "dvc.lock").write_text(text.replace("  report:\n", f"  report:\n{noted}"))
+    rate = whole.params.training.learning_rate
+    assert found(whole) == [f"params.yaml: training.learning_rate is {rate}, and stage report had 0.5"]
 
 
 def test_what_makes_no_iteration_is_an_error(tmp_path: Path, whole: Whole) -> None:

@@ -217,7 +217,9 @@ def test_two_commits_stand_side_by_side_with_flips_marked(tab: Tab, tmp_path: Pa
     against = compare_with(mine, lazy_tables({**frames, "rewards": edited}), "strict/0000")
     tables = {**mine, "against": against.table}
     choice = choose_groups(tables, 4, {"with the most flips": against.groups_by_flips})
-    browser = make_browser(choice, embed_groups(tables, choice.group_ids), "", "strict/0000", against.note)
+    browser = make_browser(
+        choice, embed_groups(tables, choice.group_ids), "", "rollbook show --run demo", "strict/0000", against.note
+    )
     bare = {"curves": {}, "rows": [], "rules": [], "level": "ok", "verdict": "", "n_cells": 0, "columns": {}}
     given = {"name": "demo/0000", "against_name": "strict/0000", "iterations": [{"number": 0, "commit": "ab"}]}
     html = render("run.html.j2", browser, {**bare, "given": given})
@@ -231,6 +233,25 @@ def test_two_commits_stand_side_by_side_with_flips_marked(tab: Tab, tmp_path: Pa
     assert tab.run("document.querySelectorAll('p.against').length") == 5
     add_filter(tab, "flip", "≠", "same")
     assert status(tab).startswith("3 of 8")
+    follow(tab, "0009/abc/1")
+    missing = str(tab.run("document.getElementById('missing').textContent"))
+    assert missing.endswith("See it with: rollbook show --run demo 0009/abc/1")
+
+
+def test_a_search_unfolds_texts_that_have_it_far_behind(tab: Tab, tmp_path: Path) -> None:
+    texts = ["word " * 200 + "needle", "needle " + "word " * 200, "a needle", "nothing"]
+    tab.open(saved(render_iteration(sample_frames(outcomes=["mixed"], texts=texts)), tmp_path))
+    fill(tab, search="needle")
+    tab.run("new Promise((done) => setTimeout(done, 50))")
+    assert shown(tab, "article:has(details[open])") == ["0000/0000000000000000/0"]
+    assert tab.run("document.querySelectorAll('mark').length") == 3
+
+
+def test_verdicts_of_shadows_are_beside_the_own(tab: Tab, tmp_path: Path) -> None:
+    frames = sample_frames(outcomes=["mixed"])
+    frames["rewards"] = frames["rewards"].with_columns(is_correct_math=pl.lit(False))
+    tab.open(saved(render_iteration(frames), tmp_path))
+    assert "shadows math wrong" in " ".join(str(tab.run("document.querySelector('article').innerText")).split())
 
 
 @pytest.fixture

@@ -87,6 +87,18 @@ def test_of_two_runs_the_iterations_that_differ_are_compared(run: SampleRun, tmp
     assert "8 gained" in Page(html).text
 
 
+def test_an_edit_that_is_not_committed_beside_a_run(run: SampleRun, tmp_path: Path) -> None:
+    run.lay_out(2)
+    file = tmp_path / "a page.html"
+    assert report("--against", "strict/0002", "--output", file).startswith("data: ")
+    html = file.read_text(encoding="utf-8")
+    assert "data beside strict/0002" in Page(html).text
+    assert "iteration 2 as it lies in data/" in Page(html).text
+    assert "8 gained (correct here, not there), 0 lost" in Page(html).text
+    assert "<code>rollbook audit silent</code>" in html
+    assert 'rollbook sql "select step, kl from train_steps' in Page(html).text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -45,6 +45,11 @@ function marked(text) {
   return pieces;
 }
 
+/** Whether the search finds something in `text`, and nothing of it in its `beginning`. */
+function isFoundBeyond(beginning, text) {
+  return state.pattern !== null && !state.pattern.test(beginning) && state.pattern.test(text);
+}
+
 function preformatted(content, suffix = null) {
   return element("pre", { dir: "auto" }, content, suffix);
 }
@@ -61,6 +66,7 @@ function passage(text, nCharacters, command, show = inert) {
   const summary = element("summary", {}, preformatted(show(beginning), note(` … ${count(nCharacters)} characters`)));
   const details = element("details", { className: "long" }, summary);
   details.addEventListener("toggle", () => details.append(preformatted(show(text), cut)), { once: true });
+  details.open = show === marked && isFoundBeyond(beginning, text);
   return details;
 }
 

@@ -20,6 +20,11 @@ function termsOf(completion) {
   return terms.map(([name, value]) => `${name.slice("reward_".length)} ${decimal(value)}`).join(" · ");
 }
 
+function shadowsOf(completion) {
+  const shadows = Object.entries(completion).filter(([name]) => name.startsWith("is_correct_"));
+  return shadows.map(([name, verdict]) => `${name.slice("is_correct_".length)} ${VERDICTS.get(verdict)}`).join(" · ");
+}
+
 function completionCard(completion, isMatching) {
   const id = completion.completion_id;
   const kind = KINDS.get(completion.is_correct);
@@ -35,12 +40,13 @@ function completionCard(completion, isMatching) {
       completion.flip && completion.flip !== "same" ? pill(completion.flip, `flip ${completion.flip}`) : null,
       element("span", { className: "soft", textContent: `${count(completion.n_tokens)} tokens` }),
     ),
-    passage(completion.completion_text, completion.n_characters, `rollbook show ${id}`, marked),
+    passage(completion.completion_text, completion.n_characters, `${data.show} ${id}`, marked),
     facts([
       ["reward", decimal(completion.reward)],
       ["advantage", signed(completion.advantage), ["down", "", "up"][1 + Math.sign(completion.advantage ?? 0)]],
       termsOf(completion) ? ["terms", termsOf(completion)] : null,
       ["extracted", completion.extracted_answer ?? "nothing"],
+      shadowsOf(completion) ? ["shadows", shadowsOf(completion)] : null,
       completion.score_error === null ? null : ["error", completion.score_error, "error"],
     ]),
   );
@@ -79,7 +85,7 @@ function promptPart(group) {
     "div",
     { className: "message" },
     element("span", { className: "role" }, inert(message.role)),
-    passage(message.text, message.n_characters, `rollbook show ${group.prompt_id}`),
+    passage(message.text, message.n_characters, `${data.show} ${group.prompt_id}`),
   ));
   return element("div", { className: "prompt" }, ...messages, facts([
     ["answer", group.answer ?? "none"],
@@ -117,7 +123,7 @@ function groupCard(group, matches) {
     { className: "card group", id: `group=${group.group_id}`, open: true },
     summary,
     promptPart(group),
-    group.n_left_out ? note(`${left}: rollbook show ${group.group_id}`) : null,
+    group.n_left_out ? note(`${left}: ${data.show} ${group.group_id}`) : null,
     element("div", { className: "completions" }, ...cards),
   );
 }

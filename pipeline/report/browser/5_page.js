@@ -83,7 +83,7 @@ function follow() {
   if (belongs === undefined) return;
   const target = data.groups.find(belongs);
   if (target === undefined) {
-    missing.textContent = `There is no ${kind} ${id} on this page. See it with: rollbook show ${id}`;
+    missing.textContent = `There is no ${kind} ${id} on this page. See it with: ${data.show} ${id}`;
     missing.hidden = false;
     missing.scrollIntoView();
     return;

@@ -34,18 +34,24 @@ _PREFERENCE = '{"reasoning": "<one or two sentences>", "better": "first", "secon
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """A request to an API of OpenAI's kind at `address`; `vote` tells equal ones apart."""
+    """A request to an API of OpenAI's kind at `address`; votes on one thing differ by the `seed` of the body."""
 
     address: str
     body: Mapping[str, Any]
-    vote: int
 
     @property
     def key(self) -> str:
         """SHA-256 of everything that determines the answer."""
-        content = [self.address, self.body, self.vote]
-        packed = json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(packed).hexdigest()
+        packed = json.dumps([self.address, self.body], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(packed.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def key_of(address: str, request: str) -> str | None:
+    """The key of the question to `address` whose body is the JSON `request`; None where that is no JSON."""
+    try:
+        return JudgeQuestion(address, json.loads(request)).key
+    except ValueError:
+        return None
 
 
 def score_messages(completion: Completion, rubric: str, scale: tuple[int, int], shows_answer: bool) -> Chat:

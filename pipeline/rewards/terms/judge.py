@@ -138,7 +138,7 @@ def _question(chat: Chat, vote: int, params: Params) -> JudgeQuestion:
         kind: Literal["score", "preference"] = "score" if params.mode == "pointwise" else "preference"
         schema = {"name": "verdict", "strict": True, "schema": verdict_schema(kind, params.scale)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return JudgeQuestion(params.address, body, vote)
+    return JudgeQuestion(params.address, body)
 
 
 def _read(text: str, params: Params) -> float | None:
