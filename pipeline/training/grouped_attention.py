@@ -190,7 +190,7 @@ def _attend_in_one_piece(
 
 
 def _refuse_bias(kwargs: dict[str, Any]) -> None:
-    """What some models add to the scores has no place here; `supports_grouped_attention` keeps them away."""
+    """What some models add to the scores has no place here: they are run on padded rows."""
     for name in ("softcap", "position_bias", "s_aux"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"grouped attention knows no {name}")
@@ -210,6 +210,17 @@ def supports_grouped_attention(model: Model) -> bool:
     is_plain = kinds <= {"full_attention", "sliding_attention"} and not has_other
     is_exchangeable = config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     return is_plain and (is_exchangeable or config._attn_implementation == GROUPED_ATTENTION)
+
+
+def windows_of(model: Model) -> set[int]:
+    """The sliding windows of the layers of `model`, each of which `grouped_attention` must be told.
+
+    Some models tell them only to the mask, which a packed row does without.
+    """
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return {window} if window and "sliding_attention" in kinds else set()
 
 
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
