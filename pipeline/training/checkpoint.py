@@ -9,7 +9,6 @@ Nothing in an update is random (dropout is off, and the order of groups is a has
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from typing import Any
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.fingerprint import digest_files
 from pipeline.seeds import stable_hash
 from pipeline.table_io import atomic_path, read_table, write_table, write_text
 from pipeline.tables import TRAIN_STEPS, Column, Table
@@ -132,14 +132,12 @@ def set_aside(folder: Path) -> Path:
 
 def digest_of(paths: Iterable[Path]) -> str:
     """SHA-256 of files and of all files in folders, with their names; what is not there counts as an empty folder."""
-    digest = hashlib.sha256()
-    for path in paths:
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.is_file():
-                with file.open("rb") as stream:
-                    content = hashlib.file_digest(stream, "sha256").digest()
-                digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + content)
-    return digest.hexdigest()
+    return digest_files(
+        (file.relative_to(path.parent).as_posix(), file)
+        for path in paths
+        for file in ([path] if path.is_file() else sorted(path.rglob("*")))
+        if file.is_file()
+    )
 
 
 def _read_steps(folder: Path) -> StepsTaken:
