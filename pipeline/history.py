@@ -57,8 +57,8 @@ def scan(
 
     `table` is a name of `pipeline.tables.TABLES`. A run is `demo`, with the iterations that it took over from the run
     it left, or some of them, `demo/0003` or `demo/0003..0010`; `iterations` cuts all to those from the first number to
-    the last, both included. Rows come run by run, from the first iteration to the last. A term that an iteration does not have
-    is null in its rows.
+    the last, both included. Rows come run by run, from the first iteration to the last. A term that an iteration does
+    not have is null in its rows.
 
     Predicates and projections reach the Parquet scan. To read fewer files, give `iterations`, since no predicate on
     `run`, `iteration` or `commit` does that. The scan does not verify checksums.
