@@ -205,7 +205,7 @@ def _comes_out_packed(model: Model, rows: Sequence[TrainingRow], alone: torch.Te
     """
     packed = pack_rows(rows, model.device)
     is_near = _is_near(_run_packed(model, packed), alone)
-    return is_near and windows_of(model) <= packed.layout.masks.keys()
+    return is_near and windows_of(model) <= packed.layout.windows
 
 
 def _trial_rows(n_known: int) -> list[TrainingRow]:
