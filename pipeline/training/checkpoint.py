@@ -29,7 +29,8 @@ from pipeline.training.recording import Logprobs
 from pipeline.training.state import TrainerState, read_optimizer, save_state
 from pipeline.training.trainer import Trainer
 
-CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "policy.py")
+PIPELINE = Path(__file__).parents[1]
+CODE = (*sorted((PIPELINE / "training").glob("*.py")), PIPELINE / "policy.py", PIPELINE / "seeds.py")
 PACKAGES = ("torch", "transformers", "peft")
 
 RECORDED = Table(
@@ -103,7 +104,7 @@ class Checkpoint:
         if self._ranks.is_first:
             _write_steps(trainer, state, self._folder / f"step-{n_steps}")
             for older in _step_folders(self._folder)[:-1]:
-                shutil.rmtree(older)
+                shutil.rmtree(older, ignore_errors=True)  # what is left of it is older than the latest
         self._n_written = n_steps
         self._written_at = time.monotonic()
 
