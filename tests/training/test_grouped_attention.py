@@ -161,6 +161,14 @@ def test_a_window_as_long_as_the_prompts_leaves_them_plainly_causal() -> None:
     assert layout.masks_for(3)[1][0][0, 0].int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
+def test_a_layout_knows_the_windows_that_layers_told_of() -> None:
+    """On any device: on some, no mask is made of them."""
+    packed = pack([(3, [2, 1])])
+    for window in (2, None, 2):
+        attend(packed, states(6, 2, 2), window)
+    assert packed.layout.windows == {2, None}
+
+
 def test_layers_share_masks() -> None:
     layout = pack([(3, [2])]).layout
     first, full = layout.masks_for(2), layout.masks_for(None)
