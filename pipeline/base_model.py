@@ -9,7 +9,6 @@ transformers sampler).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import math
@@ -26,6 +25,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import BadInput, TransientError, first_line
+from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import PARAMS_FILE, BaseModelParams
 
 VOCABULARIES = (
@@ -88,7 +88,7 @@ def lay_out_base_model(params: BaseModelParams, folder: Path, announce: Announce
     _forget_places(folder)
     weights = [file for file in model_files(folder, where) if file.suffix == ".safetensors"]
     n_parameters = sum(sum(_tensor_sizes(file, where).values()) for file in weights)
-    return BaseModel(_read_json(folder / "config.json", where)["model_type"], n_parameters, fingerprint_of(folder))
+    return BaseModel(_read_json(folder / "config.json", where)["model_type"], n_parameters, fingerprint_folders(folder))
 
 
 def model_files(folder: Path, where: str, with_code: bool = False) -> list[Path]:
@@ -113,16 +113,6 @@ def model_files(folder: Path, where: str, with_code: bool = False) -> list[Path]
     _check_chat_template(folder, where)
     side_files = [folder / name for name in SIDE_FILES if (folder / name).is_file()]
     return sorted([*side_files, *weights, *(folder.glob("*.py") if with_code else ())])
-
-
-def fingerprint_of(folder: Path) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 over the names and contents of the files in `folder`."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.name}\n{content}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The fingerprint of a policy: what its files hold, in sixteen digits."""
+"""Digests of files, by what they hold and by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
-    """16 hexadecimal digits of the SHA-256 of every file that makes a policy what it is, by name and in order."""
+def digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    """SHA-256, in hexadecimal, of what `files` hold and of the name that is given with each, in their order."""
     digest = hashlib.sha256()
     for name, file in files:
         digest.update(name.encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
+    """The first 16 digits of `digest_files`: what a model is known by."""
+    return digest_files(files)[:16]
+
+
+def fingerprint_folders(*folders: Path) -> str:
+    """`fingerprint_files` of all files that lie in `folders`."""
+    return fingerprint_files((file.name, file) for folder in folders for file in sorted(folder.iterdir()))

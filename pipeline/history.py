@@ -15,7 +15,7 @@ from pipeline.tables import SCHEMA_VERSION, TABLES, PolarsType, Table
 from pipeline.versioning.lockfile import LOCKFILE, Output, read_locks
 from pipeline.versioning.objects import object_path
 from pipeline.versioning.repository import Repository
-from pipeline.versioning.runs import Iteration, lineage, tag_name
+from pipeline.versioning.runs import Iteration, lineage, select_iterations, tag_name
 
 OBJECT = "__object"
 """A column within the query: the file that a row is in."""
@@ -56,9 +56,9 @@ def scan(
     """The rows of `table` of every iteration of `runs`, with the columns `run`, `iteration` and `commit` first.
 
     `table` is a name of `pipeline.tables.TABLES`. A run is `demo`, with the iterations that it took over from the run
-    it left, or one iteration of it, `demo/0003`; `iterations` cuts all to those from the first number to the last,
-    both included. Rows come run by run, from the first iteration to the last. A term that an iteration does not have
-    is null in its rows.
+    it left, or some of them, `demo/0003` or `demo/0003..0010`; `iterations` cuts all to those from the first number to
+    the last, both included. Rows come run by run, from the first iteration to the last. A term that an iteration does
+    not have is null in its rows.
 
     Predicates and projections reach the Parquet scan. To read fewer files, give `iterations`, since no predicate on
     `run`, `iteration` or `commit` does that. The scan does not verify checksums.
@@ -142,14 +142,9 @@ def _sources(repository: Repository, table: Table, iterations: Sequence[RunItera
 
 def _iterations(repository: Repository, runs: Iterable[str]) -> Iterable[tuple[str, Iteration]]:
     for name in runs:
-        run, _, number = name.partition("/")
-        found = lineage(repository, run)
-        chosen = found
-        if number:
-            chosen = [iteration for iteration in found if number.isdecimal() and iteration.number == int(number)]
-        if number and not chosen:
-            has = f"it has {found[0].number} to {found[-1].number}" if found else "it has none yet"
-            raise BadInput(f"iteration {name}", f"run {run} has no such iteration; {has}", "Name one of them")
+        run, slash, _ = name.partition("/")
+        # A run that has none yet is no mistake; an iteration that is named and not there is one.
+        chosen = select_iterations(repository, name) if slash else lineage(repository, run)
         yield from ((run, iteration) for iteration in chosen)
 
 

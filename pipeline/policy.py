@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils import logging as transformers_logging
 
 from pipeline.errors import BadInput, first_line
-from pipeline.fingerprint import fingerprint_files
+from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import LoraParams
 from pipeline.table_io import atomic_path, write_json
 
@@ -140,8 +140,7 @@ def copy_policy(source: Path, target: Path) -> None:
 
 def policy_fingerprint(policy: Path, base: Path) -> str:
     """16 hexadecimal digits of the SHA-256 of every file that makes the policy what it is."""
-    folders = [policy, base] if is_adapter(policy) else [policy]
-    return fingerprint_files((file.name, file) for folder in folders for file in sorted(folder.iterdir()))
+    return fingerprint_folders(policy, base) if is_adapter(policy) else fingerprint_folders(policy)
 
 
 def end_token_ids(model: Model, tokenizer: PreTrainedTokenizerBase) -> list[int]:

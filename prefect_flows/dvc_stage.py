@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from pipeline.errors import RollbookError
+from pipeline.versioning.dvc import error_of_line
 from pipeline.versioning.guards import child_environment
 from prefect_flows.dvc_host import DvcHost, DvcProcess, HostGone
 
@@ -72,8 +73,8 @@ def run_dvc(worktree: Path, arguments: list[str], on_line: Callable[[str], None]
     errors: list[str] = []
 
     def listen(line: str) -> None:
-        if line.startswith("ERROR: "):
-            errors.append(line.removeprefix("ERROR: "))
+        if (reason := error_of_line(line)) is not None:
+            errors.append(reason)
         on_line(line)
 
     try:

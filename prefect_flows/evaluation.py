@@ -10,10 +10,8 @@ from prefect import flow, get_run_logger
 
 from pipeline.errors import BadInput
 from pipeline.params import PARAMS_FILE, parse_params
-from pipeline.params_edit import edit_params
-from pipeline.table_io import write_text
-from pipeline.versioning.branching import new_run, open_worktree
-from pipeline.versioning.git import DURABLE, commit_of, file_at_commit, git
+from pipeline.versioning.branching import begin_anew, new_run, open_worktree
+from pipeline.versioning.git import commit_of, file_at_commit, git
 from pipeline.versioning.guards import clear_leftovers
 from pipeline.versioning.repository import Repository
 from pipeline.versioning.runs import Iteration, check_run_name, lineage, list_runs, tag_name
@@ -91,11 +89,5 @@ def branch_off(repository: Repository, name: str, tip: Iteration, settings: Mapp
         new_run(repository, name, tip.commit)
     worktree = open_worktree(repository, name)
     clear_leftovers(repository, worktree)
-    git("reset", "--quiet", "--hard", tip.commit, cwd=worktree)
-    file = worktree / PARAMS_FILE
-    write_text(edit_params(file.read_text(encoding="utf-8"), settings, str(file)), file)
-    said = ", ".join(f"{key}: {value!r}" for key, value in settings.items())
-    message = f"{name}: begins at {tip.name} with {said or 'its own settings'}"
-    git("add", "--", PARAMS_FILE.name, cwd=worktree)
-    git(*DURABLE, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", message, cwd=worktree)
+    begin_anew(worktree, name, tip, settings)
     run_dvc(worktree, ["checkout", "--quiet"], get_run_logger().info)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from pipeline.versioning.dvc import ERROR
+
 TALK_OF_DVC = (
     "Running stage '",
     "> ",
@@ -17,7 +19,7 @@ TALK_OF_DVC = (
     "To enable auto staging",
     "\tdvc config ",
     "Use `dvc push`",
-    "ERROR: ",
+    ERROR,
 )
 """How the lines begin that DVC prints beside those of a stage; an error is shown when all is over."""
 

@@ -19,8 +19,9 @@ from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.base_model import BaseModel, fingerprint_of, lay_out_base_model
+from pipeline.base_model import BaseModel, lay_out_base_model
 from pipeline.errors import BadInput, TransientError
+from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import BaseModelParams
 from tests.tiny_model import CHATML, build_tiny_model
 
@@ -63,7 +64,7 @@ def test_copy_of_a_folder_is_the_same_model(model: Path, tmp_path: Path) -> None
     # tied embeddings 99 * 32; 2 layers: q and o 32 * 32, k and v 16 * 32, three of 32 * 64, two norms of 32; a norm
     assert made.n_parameters == 99 * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32) + 32
     assert made.model_type == "llama"
-    assert made.fingerprint == fingerprint_of(tmp_path / "base")
+    assert made.fingerprint == fingerprint_folders(tmp_path / "base")
     assert (tmp_path / "base/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     AutoModelForCausalLM.from_pretrained(tmp_path / "base")
 
@@ -87,7 +88,7 @@ def test_where_a_model_was_loaded_from_is_forgotten(model: Path, tmp_path: Path)
         (model / "config.json").write_text(json.dumps({**config, "_name_or_path": place}))
         lay_out(tmp_path / f"base{number}", path=str(model))
     assert "/home" not in (tmp_path / "base0/config.json").read_text()
-    assert fingerprint_of(tmp_path / "base0") == fingerprint_of(tmp_path / "base1")
+    assert fingerprint_folders(tmp_path / "base0") == fingerprint_folders(tmp_path / "base1")
 
 
 def shard(model: Path) -> None:

@@ -156,6 +156,7 @@ def test_a_run_has_what_it_took_over_and_then_its_own(history: History) -> None:
         (["demo"], (1, 9), [("demo", 1), ("demo", 2)]),
         (["demo/0002", "demo/0"], None, [("demo", 2), ("demo", 0)]),
         (["demo/2", "demo"], None, [("demo", 2), ("demo", 0), ("demo", 1)]),
+        (["strict/2..3", "demo/0001..0009"], None, [("strict", 2), ("strict", 3), ("demo", 1), ("demo", 2)]),
         (["strict/0003", "demo/0001"], None, [("strict", 3), ("demo", 1)]),
         ([], None, []),
     ],
@@ -199,8 +200,8 @@ def test_every_table_can_be_scanned(own: History, name: str) -> None:
         ("reward", ["demo"], r"table reward: there is no such table\. Did you mean rewards"),
         ("xyz", ["demo"], r"The tables are prompts, prompt_stats, .*eval"),
         ("rewards", ["dmeo"], r"run dmeo: there is no branch runs/dmeo; runs here: demo, strict"),
-        ("rewards", ["demo/0007"], r"iteration demo/0007: run demo has no such iteration; it has 0 to 2"),
-        ("rewards", ["demo/last"], r"iteration demo/last: run demo has no such iteration"),
+        ("rewards", ["demo/0007"], r"demo/0007: run demo has no such iteration; it has 0 to 2"),
+        ("rewards", ["demo/last"], r"demo/last: it is no run or iterations of one"),
         ("rollouts", ["demo"], r"rollouts of demo/0000: its dvc\.lock has no data/rollouts\.parquet"),
     ],
 )

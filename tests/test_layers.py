@@ -66,6 +66,7 @@ ONLY_IN = {
     "safetensors.torch": ["pipeline/training/"],
     "transformers": [
         "pipeline/sampling/",
+        "pipeline/training/block_attention.py",
         "pipeline/training/forward.py",
         "pipeline/training/grouped_attention.py",
         "pipeline/policy.py",

@@ -1,4 +1,4 @@
-"""Which completions an optimizer step uses, how they are cut into micro-batches, and a micro-batch as tensors."""
+"""Which completions an optimizer step uses, how they are cut into micro-batches, and rows as padded tensors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A micro-batch of B rows: prompts of up to P tokens padded on the left, completions of up to C on the right.
+class PaddedRows:
+    """B rows: prompts of up to P tokens padded on the left, completions of up to C on the right.
 
     What is padding is told by the masks alone; padding may have the id of a real token.
     """
@@ -51,9 +51,7 @@ class Batch:
     attention_mask: torch.Tensor  # [B, P + C] int64, 1 at real tokens
     position_ids: torch.Tensor  # [B, P + C] int64, from 0 at the first real token
     completion_ids: torch.Tensor  # [B, C] int64
-    completion_mask: torch.Tensor  # [B, C] bool, True where the loss applies
-    sampling_logprobs: torch.Tensor  # [B, C] float32, 0 at padding
-    advantages: torch.Tensor  # [B] float32
+    completion_mask: torch.Tensor  # [B, C] bool, of `completion_mask`
 
 
 def read_rows(training_set: pl.DataFrame, mask_truncated: bool) -> list[TrainingRow]:
@@ -112,24 +110,26 @@ def cut_padded_rows(rows: Sequence[TrainingRow], indices: Sequence[int], max_tok
     return batches
 
 
-def collate(rows: Sequence[TrainingRow], device: torch.device) -> Batch:
-    """The rows as tensors on `device`."""
+def completion_mask(rows: Sequence[TrainingRow], device: torch.device) -> torch.Tensor:
+    """[B, C] bool, True where the loss applies: at the tokens of the completions of `rows`."""
+    lengths = torch.tensor([[len(row.completion_token_ids)] for row in rows])
+    return (torch.arange(int(lengths.max())) < lengths).to(device)
+
+
+def pad_rows(rows: Sequence[TrainingRow], device: torch.device) -> PaddedRows:
+    """The tokens of `rows` on `device`."""
+    mask = completion_mask(rows, device)
     n_prompt = max(len(row.prompt_token_ids) for row in rows)
-    n_completion = max(len(row.completion_token_ids) for row in rows)
-    input_ids = torch.zeros((len(rows), n_prompt + n_completion), dtype=torch.int64)
+    input_ids = torch.zeros((len(rows), n_prompt + mask.shape[1]), dtype=torch.int64)
     attention_mask = torch.zeros_like(input_ids)
-    sampling_logprobs = torch.zeros((len(rows), n_completion))
     for i, row in enumerate(rows):
         start, end = n_prompt - len(row.prompt_token_ids), n_prompt + len(row.completion_token_ids)
         input_ids[i, start:end] = torch.tensor(row.prompt_token_ids + row.completion_token_ids)
         attention_mask[i, start:end] = 1
-        sampling_logprobs[i, : end - n_prompt] = torch.tensor(row.sampling_logprobs)
-    return Batch(
+    return PaddedRows(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),
         position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0).to(device),
         completion_ids=input_ids[:, n_prompt:].to(device),
-        completion_mask=attention_mask[:, n_prompt:].bool().to(device),
-        sampling_logprobs=sampling_logprobs.to(device),
-        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
+        completion_mask=mask,
     )

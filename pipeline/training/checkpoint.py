@@ -9,7 +9,6 @@ Nothing in an update is random (dropout is off, and the order of groups is a has
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from typing import Any
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.fingerprint import digest_files
 from pipeline.seeds import stable_hash
 from pipeline.table_io import atomic_path, read_table, write_table, write_text
 from pipeline.tables import TRAIN_STEPS, Column, Table
@@ -29,7 +29,8 @@ from pipeline.training.recording import Logprobs
 from pipeline.training.state import TrainerState, read_optimizer, save_state
 from pipeline.training.trainer import Trainer
 
-CODE = (*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "policy.py")
+PIPELINE = Path(__file__).parents[1]
+CODE = (*sorted((PIPELINE / "training").glob("*.py")), PIPELINE / "policy.py", PIPELINE / "seeds.py")
 PACKAGES = ("torch", "transformers", "peft")
 
 RECORDED = Table(
@@ -103,7 +104,7 @@ class Checkpoint:
         if self._ranks.is_first:
             _write_steps(trainer, state, self._folder / f"step-{n_steps}")
             for older in _step_folders(self._folder)[:-1]:
-                shutil.rmtree(older)
+                shutil.rmtree(older, ignore_errors=True)  # what is left of it is older than the latest
         self._n_written = n_steps
         self._written_at = time.monotonic()
 
@@ -132,14 +133,12 @@ def set_aside(folder: Path) -> Path:
 
 def digest_of(paths: Iterable[Path]) -> str:
     """SHA-256 of files and of all files in folders, with their names; what is not there counts as an empty folder."""
-    digest = hashlib.sha256()
-    for path in paths:
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.is_file():
-                with file.open("rb") as stream:
-                    content = hashlib.file_digest(stream, "sha256").digest()
-                digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + content)
-    return digest.hexdigest()
+    return digest_files(
+        (file.relative_to(path.parent).as_posix(), file)
+        for path in paths
+        for file in ([path] if path.is_file() else sorted(path.rglob("*")))
+        if file.is_file()
+    )
 
 
 def _read_steps(folder: Path) -> StepsTaken:

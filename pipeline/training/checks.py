@@ -24,13 +24,13 @@ def check_method(method: str, policy: Path) -> None:
         raise BadInput("params.yaml: training.method", problem, "Keep the method of the run, or begin a new run")
 
 
-def check_tokens(rows: Sequence[TrainingRow], model: Model) -> None:
-    """Refuse token ids that the model does not know."""
+def check_tokens(rows: Sequence[TrainingRow], model: Model, name: str) -> None:
+    """Refuse token ids that `model`, called `name`, does not know."""
     n_known = model.get_input_embeddings().num_embeddings
     for row in rows:
         for token in {*row.prompt_token_ids, *row.completion_token_ids}:
             if not 0 <= token < n_known:
-                problem = f"{row.completion_id} has the token id {token}, and the policy knows 0 to {n_known - 1}"
+                problem = f"{row.completion_id} has the token id {token}, and {name} knows 0 to {n_known - 1}"
                 raise BadInput("data/training_set.parquet", problem, "Run `dvc repro` so that it fits the policy")
 
 

@@ -14,10 +14,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, keep_score_cap
-from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps
-from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention
+from pipeline.training.batching import PaddedRows, Step, TrainingRow, cut_padded_rows, pad_rows, plan_steps
+from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention, windows_of
 from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
-from pipeline.training.packing import count_packed_tokens, cut_packed_rows, pack_rows, padded_length
+from pipeline.training.packing import PackedRow, count_packed_tokens, cut_packed_rows, pack_rows, padded_length
 
 
 def prepare_model(model: Model, gradient_checkpointing: bool = False) -> None:
@@ -96,10 +96,9 @@ def row_statistics(
 
     The head sees only the hidden states that predict a completion token.
     """
-    device = model.device
     # A pass uses a weight once, so a cache of narrowed weights would keep them all for nothing.
-    with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
-        hidden, token_ids = (_run_packed if is_packing(model) else _run_padded)(model, rows, device)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, cache_enabled=False):
+        hidden, token_ids = _run(model, rows)
         flat = token_statistics(hidden, head_of(model), token_ids, temperature, entropy)
     lengths = [len(row.completion_token_ids) for row in rows]
     return TokenStatistics(
@@ -107,20 +106,25 @@ def row_statistics(
     )
 
 
-def _run_packed(model: Model, rows: Sequence[TrainingRow], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(model: Model, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states [T, hidden size] that predict the T completion tokens, and the ids of these."""
-    packed = pack_rows(rows, device)
+    if is_packing(model):
+        packed = pack_rows(rows, model.device)
+        return _run_packed(model, packed), packed.targets
+    padded = pad_rows(rows, model.device)
+    return _run_padded(model, padded), padded.completion_ids[padded.completion_mask]
+
+
+def _run_packed(model: Model, packed: PackedRow) -> torch.Tensor:
     hidden = _hidden_states(model, input_ids=packed.input_ids, position_ids=packed.position_ids, layout=packed.layout)
-    return hidden[0].index_select(0, packed.predicting), packed.targets
+    return hidden[0].index_select(0, packed.predicting)
 
 
-def _run_padded(model: Model, rows: Sequence[TrainingRow], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = collate(rows, device)
+def _run_padded(model: Model, padded: PaddedRows) -> torch.Tensor:
     hidden = _hidden_states(
-        model, input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+        model, input_ids=padded.input_ids, attention_mask=padded.attention_mask, position_ids=padded.position_ids
     )
-    predicting = hidden[:, -batch.completion_mask.shape[1] - 1 : -1]
-    return predicting[batch.completion_mask], batch.completion_ids[batch.completion_mask]
+    return hidden[:, -padded.completion_mask.shape[1] - 1 : -1][padded.completion_mask]
 
 
 def _hidden_states(model: Model, **inputs: Any) -> torch.Tensor:
@@ -181,16 +185,27 @@ def _choose_layout(model: Model) -> None:
         BadInput: a row comes out otherwise when others are beside it, as with a recurrence that runs over padding.
     """
     rows, device = _trial_rows(model.get_input_embeddings().num_embeddings), model.device
-    alone = torch.cat([_run_padded(model, [row], device)[0] for row in rows])
+    alone = torch.cat([_run_padded(model, pad_rows([row], device)) for row in rows])
     if supports_grouped_attention(model):
         model.set_attn_implementation(GROUPED_ATTENTION)
-        with contextlib.suppress(TypeError):  # some models keep the layout from their attention
-            if _is_near(_run_packed(model, rows, device)[0], alone):
+        # Some models keep the layout from their attention, and some ask more of it than it knows.
+        with contextlib.suppress(TypeError, NotImplementedError):
+            if _comes_out_packed(model, rows, alone):
                 return
         model.set_attn_implementation("sdpa")
-    if not _is_near(_run_padded(model, rows, device)[0], alone):
+    if not _is_near(_run_padded(model, pad_rows(rows, device)), alone):
         problem = f"a model of type {model.config.model_type} gives other values where a row is padded"
         raise BadInput("data/policy", problem, "Use a base model that keeps to the attention mask and to positions")
+
+
+def _comes_out_packed(model: Model, rows: Sequence[TrainingRow], alone: torch.Tensor) -> bool:
+    """Whether packed `rows` have the hidden states `alone`, with attention told of every window of the model.
+
+    Most windows are longer than these rows, whose hidden states would be the same without.
+    """
+    packed = pack_rows(rows, model.device)
+    is_near = _is_near(_run_packed(model, packed), alone)
+    return is_near and windows_of(model) <= packed.layout.windows
 
 
 def _trial_rows(n_known: int) -> list[TrainingRow]:

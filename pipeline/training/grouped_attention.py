@@ -1,7 +1,7 @@
 """Attention over a packed row: every prompt once, then all completions against their prompt and themselves.
 
 The linear layers of a model see a packed row without padding; attention alone needs to know who sees whom. Here it
-takes the row apart into two padded batches, prompts and completions, and puts what comes out back in place. A block
+takes the row apart into padded batches, of prompts and of completions, and puts what comes out back in place. A block
 mask over the whole row gives the same numbers at a cost that grows with the square of the row; on CUDA, where a kernel
 skips the blocks in which nobody sees anybody, that is what is done (`block_attention.py`).
 
@@ -25,21 +25,34 @@ SCORES_IN_ONE_PIECE = 1 << 21
 """On a CPU: up to so many, torch's fused kernel is slower than plain products, and their memory is no matter."""
 
 
+PADDED_IN_ONE_PIECE = 1 << 12
+"""Up to so many places, completions of any lengths make one batch: the padding costs less than a second call."""
+
+
+@dataclass(frozen=True)
+class Completions:
+    """N completions up to C long that attend in one batch."""
+
+    places: torch.Tensor  # [N, C] int64, places in the row
+    prompts: torch.Tensor  # [N] int64, which of the G prompts of the layout
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Where prompts and completions are in a packed row of L tokens: G prompts up to P long, N completions up to C.
+    """Where prompts and completions are in a packed row of L tokens: G prompts up to P long, completions in batches.
 
-    Padding, of both batches and of the row, is on the right and points at place 0; what it gives is dropped, and
+    Padding, of all batches and of the row, is on the right and points at place 0; what it gives is dropped, and
     nothing real sees it.
     """
 
     prompt_places: torch.Tensor  # [G, P] int64, places in the row
-    completion_places: torch.Tensor  # [N, C] int64
     prompt_lengths: torch.Tensor  # [G] int64
-    prompt_of_completion: torch.Tensor  # [N] int64, which of the G prompts
-    restore: torch.Tensor  # [L] int64, where each token of the row is in the G * P + N * C of both batches
+    completions: list[Completions]
+    restore: torch.Tensor  # [L] int64, where each token of the row is in G * P, and N * C of each batch of completions
     members: Members
-    masks: dict[int | None, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
+    windows: set[int | None] = field(default_factory=set)
+    """Those with which a layer attended, None where it had none."""
+    masks: dict[int | None, tuple[torch.Tensor | None, list[torch.Tensor]]] = field(default_factory=dict)
     """Of `masks_for`, by window: layers share them."""
 
     @classmethod
@@ -52,31 +65,36 @@ class Layout:
         device: torch.device,
     ) -> Layout:
         """The layout of a row of `n_tokens` in which `prompts` and `completions` have these places."""
-        batches = _pad_places(prompts), _pad_places(completions)
+        batches = batches_by_length([len(places) for places in completions])
+        ranges = [prompts, *([completions[i] for i in batch] for batch in batches)]
+        padded = [_pad_places(each) for each in ranges]
         restore = torch.zeros(n_tokens, dtype=torch.int64)
         first = 0
-        for places, ranges in zip(batches, (prompts, completions), strict=True):
-            for i, places_of_one in enumerate(ranges):
+        for places, places_of_each in zip(padded, ranges, strict=True):
+            for i, own in enumerate(places_of_each):
                 begin = first + i * places.shape[1]
-                restore[places_of_one.start : places_of_one.stop] = torch.arange(begin, begin + len(places_of_one))
+                restore[own.start : own.stop] = torch.arange(begin, begin + len(own))
             first += places.numel()
         return cls(
-            prompt_places=batches[0].to(device),
-            completion_places=batches[1].to(device),
+            prompt_places=padded[0].to(device),
             prompt_lengths=torch.tensor([len(places) for places in prompts], device=device),
-            prompt_of_completion=torch.tensor(prompt_of_completion, device=device),
+            completions=[
+                Completions(places.to(device), torch.tensor([prompt_of_completion[i] for i in batch], device=device))
+                for places, batch in zip(padded[1:], batches, strict=True)
+            ],
             restore=restore.to(device),
             members=Members.of(prompts, completions, prompt_of_completion, n_tokens, device),
         )
 
-    def masks_for(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def masks_for(self, window: int | None) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Who sees whom, True where a query (third) sees a key (fourth).
 
-        [1, 1, P, P] for prompts, None where that is plainly causal; [N, 1, C, P + C] for completions, whose keys are
-        their prompt's and their own. A token sees `window` positions, itself among them.
+        [1, 1, P, P] for prompts, None where that is plainly causal; [N, 1, C, P + C] for each batch of completions,
+        whose keys are their prompt's and their own. A token sees `window` positions, itself among them.
         """
         if window not in self.masks:
-            self.masks[window] = self._prompt_mask(window), self._completion_mask(window)
+            of_completions = [self._completion_mask(completions, window) for completions in self.completions]
+            self.masks[window] = self._prompt_mask(window), of_completions
         return self.masks[window]
 
     def _prompt_mask(self, window: int | None) -> torch.Tensor | None:
@@ -86,15 +104,38 @@ class Layout:
         at = torch.arange(n_prompt, device=self.prompt_places.device)
         return _sees(at[:, None], at, window)[None, None]
 
-    def _completion_mask(self, window: int | None) -> torch.Tensor:
+    def _completion_mask(self, completions: Completions, window: int | None) -> torch.Tensor:
         device = self.prompt_places.device
-        n_prompt, n_own = self.prompt_places.shape[1], self.completion_places.shape[1]
-        lengths = self.prompt_lengths[self.prompt_of_completion][:, None, None]
+        n_prompt, n_own = self.prompt_places.shape[1], completions.places.shape[1]
+        lengths = self.prompt_lengths[completions.prompts][:, None, None]
         own = lengths + torch.arange(n_own, device=device)  # [N, 1, C], positions
         prompt = torch.arange(n_prompt, device=device).expand(len(lengths), 1, n_prompt)
         query = own.transpose(1, 2)
         sees_prompt = (prompt < lengths) & _sees(query, prompt, window)
         return torch.cat([sees_prompt, _sees(query, own, window)], dim=2).unsqueeze(1)
+
+
+def batches_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of `lengths` in batches, in each of which padding is at most half.
+
+    All are one batch, in their order, where that is so anyway or they are few; else they come longest first.
+
+    >>> batches_by_length([10, 20, 30]), batches_by_length([30, 9000, 20, 20])
+    ([[0, 1, 2]], [[1, 0], [2, 3]])
+    """
+    n_padded = len(lengths) * max(lengths, default=0)
+    if n_padded <= max(PADDED_IN_ONE_PIECE, 2 * sum(lengths)):
+        return [list(range(len(lengths)))]
+    batches: list[list[int]] = []
+    longest = n_held = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batches and (len(batches[-1]) + 1) * longest <= 2 * (n_held + lengths[index]):
+            batches[-1].append(index)
+            n_held += lengths[index]
+        else:
+            batches.append([index])
+            longest = n_held = lengths[index]
+    return batches
 
 
 def _pad_places(ranges: Sequence[range]) -> torch.Tensor:
@@ -124,20 +165,23 @@ def grouped_attention(
     dimensions of what comes out, are those of transformers' attention functions.
     """
     _refuse_bias(kwargs)
+    layout.windows.add(sliding_window)
     if query.device.type == "cuda":
         return attend_by_blocks(module, query, key, value, layout.members, scaling, sliding_window), None
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [L, heads, size]
-    prompt_mask, completion_mask = layout.masks_for(sliding_window)
+    prompt_mask, completion_masks = layout.masks_for(sliding_window)
     prompt_query, prompt_key, prompt_value = (_batch(states, layout.prompt_places) for states in (query, key, value))
     attended = [_attend(prompt_query, prompt_key, prompt_value, prompt_mask, scaling)]
-    if layout.completion_places.numel():
-        own_query, own_key, own_value = (_batch(states, layout.completion_places) for states in (query, key, value))
+    for completions, mask in zip(layout.completions, completion_masks, strict=True):
+        if not completions.places.numel():
+            continue
+        own_query, own_key, own_value = (_batch(states, completions.places) for states in (query, key, value))
         keys, values = (
-            torch.cat([prompt.index_select(0, layout.prompt_of_completion), own], dim=2)
+            torch.cat([prompt.index_select(0, completions.prompts), own], dim=2)
             for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
         )
-        attended.append(_attend(own_query, keys, values, completion_mask, scaling))
-    flat = torch.cat([states.transpose(1, 2).flatten(0, 1) for states in attended])  # [G * P + N * C, heads, size]
+        attended.append(_attend(own_query, keys, values, mask, scaling))
+    flat = torch.cat([states.transpose(1, 2).flatten(0, 1) for states in attended])  # [places in batches, heads, size]
     return flat.index_select(0, layout.restore).unsqueeze(0), None
 
 
@@ -190,7 +234,7 @@ def _attend_in_one_piece(
 
 
 def _refuse_bias(kwargs: dict[str, Any]) -> None:
-    """What some models add to the scores has no place here; `supports_grouped_attention` keeps them away."""
+    """What some models add to the scores has no place here: they are run on padded rows."""
     for name in ("softcap", "position_bias", "s_aux"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"grouped attention knows no {name}")
@@ -210,6 +254,17 @@ def supports_grouped_attention(model: Model) -> bool:
     is_plain = kinds <= {"full_attention", "sliding_attention"} and not has_other
     is_exchangeable = config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     return is_plain and (is_exchangeable or config._attn_implementation == GROUPED_ATTENTION)
+
+
+def windows_of(model: Model) -> set[int]:
+    """The sliding windows of the layers of `model`, each of which `grouped_attention` must be told.
+
+    Some models tell them only to the mask, which a packed row does without.
+    """
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return {window} if window and "sliding_attention" in kinds else set()
 
 
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)

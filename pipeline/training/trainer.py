@@ -13,7 +13,7 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
-from pipeline.training.batching import Step, TrainingRow, collate, count_completion_tokens
+from pipeline.training.batching import Step, TrainingRow, completion_mask, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import Entropy
@@ -100,23 +100,23 @@ class Trainer:
         }
 
     def _run_micro_batch(self, indices: list[int], size: StepSize) -> tuple[Loss, float]:
-        rows = [self.rows[row] for row in indices]
-        batch = collate(rows, self.device)
+        rows = [self.rows[index] for index in indices]
         is_entropy_trained = self.params.entropy_coefficient > 0
         wanted: Entropy = "trained" if is_entropy_trained else "measured"
         current, entropy = row_statistics(self.model, rows, self.temperature, wanted)
-        mask = batch.completion_mask
         if indices[0] not in self.old:
             # The first step's own forward pass, before it changes anything, gives `old`.
             self.old.update(unpad(current, indices, self.rows))
         logprobs = TokenLogprobs(
             current=current,
             old=pad(self.old, indices, current),
-            sampling=batch.sampling_logprobs,
+            sampling=pad({index: self.rows[index].sampling_logprobs for index in indices}, indices, current),
             reference=None if self.reference is None else pad(self.reference, indices, current),
             entropy=entropy if is_entropy_trained else None,
         )
-        loss = grpo_loss(logprobs, batch.advantages, mask, size, self.params)
+        advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=self.device)
+        mask = completion_mask(rows, self.device)
+        loss = grpo_loss(logprobs, advantages, mask, size, self.params)
         return loss, float(entropy.detach()[mask].sum())
 
     def _clip_gradients(self, number: int) -> float:

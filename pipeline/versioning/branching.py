@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.errors import BadInput
 from pipeline.params import PARAMS_FILE
 from pipeline.params_edit import edit_params
+from pipeline.table_io import write_text
 from pipeline.versioning.artifacts import has_trainer_state
 from pipeline.versioning.changes import GENERATED, changed_files, refuse_changes
 from pipeline.versioning.dvc import dvc
@@ -102,6 +103,17 @@ def open_worktree(repository: Repository, run: str) -> Path:
         raise BadInput(str(path), f"it is the worktree of {run}, and has {BRANCHES}{found} checked out", remedy)
     repository.configure_worktree(path)
     return path
+
+
+def begin_anew(worktree: Path, run: str, origin: Iteration, settings: Mapping[str, Any]) -> None:
+    """Have `run`, which is checked out in `worktree`, leave `origin` with `settings`; edits that are there are lost."""
+    git("reset", "--quiet", "--hard", origin.commit, cwd=worktree)
+    file = worktree / PARAMS_FILE
+    write_text(edit_params(file.read_text(encoding="utf-8"), settings, str(file)), file)
+    said = ", ".join(f"{key}: {value!r}" for key, value in settings.items())
+    message = f"{run}: begins at {origin.name} with {said or 'its own settings'}"
+    git("add", "--", PARAMS_FILE.name, cwd=worktree)
+    git(*DURABLE, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", message, cwd=worktree)
 
 
 def check_out_iteration(repository: Repository, checkout: Path, name: str) -> tuple[str, list[str]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pipeline.versioning.guards import child_environment
 
+ERROR = "ERROR: "
+
 
 def dvc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The exit code and output of `dvc <arguments>` in the folder `cwd`."""
@@ -17,5 +19,14 @@ def dvc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def dvc_error(stderr: str) -> str:
     """What DVC gives as the reason, out of all that it prints."""
-    lines = [line.split("ERROR: ", 1)[1] for line in stderr.splitlines() if "ERROR: " in line]
-    return lines[0] if lines else "no reason given"
+    reasons = [reason for line in stderr.splitlines() if (reason := error_of_line(line)) is not None]
+    return reasons[0] if reasons else "no reason given"
+
+
+def error_of_line(line: str) -> str | None:
+    """The reason that DVC gives in this line of its output; None where it is no line of an error.
+
+    >>> error_of_line("ERROR: failed to reproduce 'update'"), error_of_line("Running stage 'update':")
+    ("failed to reproduce 'update'", None)
+    """
+    return line.removeprefix(ERROR) if line.startswith(ERROR) else None

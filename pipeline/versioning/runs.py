@@ -5,6 +5,7 @@ The tags say which commits are iterations, so plain `git commit` and `git tag` m
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,12 +139,12 @@ def select_iterations(repository: Repository, name: str) -> list[Iteration]:
     if (span and not first.isdecimal()) or (dots and not last.isdecimal()):
         raise BadInput(name, "it is no run or iterations of one", "Write demo, demo/0003 or demo/0003..0010")
     line = lineage(repository, run)
-    if span:
-        lowest, highest = int(first), int(last or first)
-        line = [iteration for iteration in line if lowest <= iteration.number <= highest]
-    if not line:
-        raise BadInput(name, f"run {run} has no such iteration", f"`git tag --list '{run}/*'` lists them")
-    return line
+    lowest, highest = (int(first), int(last or first)) if span else (0, math.inf)
+    chosen = [iteration for iteration in line if lowest <= iteration.number <= highest]
+    if not chosen:
+        has = f"it has {line[0].number} to {line[-1].number}" if line else "it has none yet"
+        raise BadInput(name, f"run {run} has no such iteration; {has}", "Name one of them")
+    return chosen
 
 
 def check_name_is_free(repository: Repository, name: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipeline.fingerprint import fingerprint_files
+from pipeline.fingerprint import fingerprint_folders
 from pipeline.history_rows import append_history
 from pipeline.integrity.evidence import TABLE_FILES
 from pipeline.params import Params, load_params
@@ -99,7 +99,7 @@ class Whole:
         if name != "rollouts":
             return None
         policy = self.root / "data/policy"
-        fingerprint = fingerprint_files((file.name, file) for file in sorted(policy.iterdir()))
+        fingerprint = fingerprint_folders(policy)
         return {"policy_fingerprint": fingerprint, "temperature": repr(self.params.sampling.temperature)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base_model import fingerprint_of
+from pipeline.fingerprint import fingerprint_folders
 from stages import paths
 from stages.base import lay_out_base
 from tests.stage_runs import run_here, run_process, torch_that_breaks, write_params
@@ -29,7 +29,7 @@ def test_process_copies_a_folder_without_importing_torch(tmp_path: Path) -> None
     assert ended.err == "base: copying 6 files of model\n"
     metrics = json.loads((paths.METRICS / "base.json").read_text())
     assert (metrics["model_type"], metrics["n_parameters"]) == ("llama", 21_760)
-    assert metrics["fingerprint"] == fingerprint_of(paths.BASE)
+    assert metrics["fingerprint"] == fingerprint_folders(paths.BASE)
     assert f"base: llama, 0.0 million parameters, fingerprint {metrics['fingerprint']}" in ended.out
 
 
@@ -76,7 +76,7 @@ def test_bad_input_leaves_the_model_alone(
     Path("adapter/adapter_config.json").write_text("{}")
     write_params(tmp_path, {"base_model": {"path": "model"}})
     assert run_here("base", lay_out_base, monkeypatch, capsys).code == 0
-    before = fingerprint_of(paths.BASE)
+    before = fingerprint_folders(paths.BASE)
     params, message = BAD_INPUT[name]
     write_params(tmp_path, {"base_model": params})
     ended = run_here("base", lay_out_base, monkeypatch, capsys)
@@ -84,7 +84,7 @@ def test_bad_input_leaves_the_model_alone(
     assert message in ended.err
     assert "Traceback" not in ended.err
     assert (ended.record["code"], ended.record["kind"]) == (1, "bad_input")
-    assert fingerprint_of(paths.BASE) == before
+    assert fingerprint_folders(paths.BASE) == before
     assert sorted(path.name for path in paths.DATA.iterdir()) == ["base", "metrics"]
 
 

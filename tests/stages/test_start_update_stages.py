@@ -70,8 +70,8 @@ def model_of(n_tokens: int, n_numbers: int) -> Any:
 def test_a_token_beyond_the_vocabulary_is_named(prompt: list[int], completion: list[int], bad: int) -> None:
     rows = [TrainingRow("0000/p/0", "0000/p", prompt, completion, [-1.0], 1.0)]
     with pytest.raises(BadInput, match=rf"0000/p/0 has the token id {bad}, and the policy knows 0 to 9"):
-        checks.check_tokens(rows, model_of(10, 1))
-    checks.check_tokens([TrainingRow("c", "g", [0], [9], [-1.0], 1.0)], model_of(10, 1))
+        checks.check_tokens(rows, model_of(10, 1), "the policy")
+    checks.check_tokens([TrainingRow("c", "g", [0], [9], [-1.0], 1.0)], model_of(10, 1), "the policy")
 
 
 def test_a_disk_too_small_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 from pipeline.errors import BadInput
-from pipeline.params import load_params
-from pipeline.table_io import read_table, write_json
-from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
+from pipeline.params import PARAMS_FILE, load_params
+from pipeline.presets import PRESETS
+from pipeline.table_io import read_table, write_json, write_table
+from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
 from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import TokenStatistics
 from stages import paths, update
@@ -92,6 +94,33 @@ def kill_in_step(number: int) -> None:
 
 def folders() -> list[str]:
     return sorted(path.name for path in paths.CHECKPOINTS.iterdir())
+
+
+# --- the presets
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_trains(preset: str, lay_out: Callable[[dict[str, Any]], None]) -> None:
+    """As it is: without the keys that the file of the tests gives."""
+    lay_out({"preset": preset})
+    yaml = YAML(typ="safe", pure=True)
+    given = yaml.load(PARAMS_FILE)
+    given["normalize"] = {}
+    for key in PRESETS["grpo"]["training"]:
+        given["training"].pop(key, None)
+    yaml.dump(given, PARAMS_FILE)
+    rows = read_table(paths.TRAINING_SET, TRAINING_SET).with_row_index()
+    rows = rows.with_columns(is_truncated=pl.col("index") % 3 == 0).drop("index")  # one of each group
+    write_table(rows, paths.TRAINING_SET, TRAINING_SET)
+    training = load_params().training
+    assert training.loss == PRESETS[preset]["training"]["loss"]
+    metrics = run().metrics
+    assert (metrics["n_steps"], metrics["n_completions"]) == (4, 10 if preset == "dapo" else 15)
+    steps = read_table(paths.TRAIN_STEPS, TRAIN_STEPS)
+    assert steps["kl"].null_count() == (0 if training.kl_coefficient else 4)
+    assert (steps["grad_norm"] > 0).all()
+    assert steps["ratio_max"][0] == 1.0
+    assert (steps["ratio_max"][1:] > 1.0).all()
 
 
 # --- killed, and run again
@@ -356,6 +385,17 @@ def test_two_iterations_in_two_processes_are_those_of_one(lay_out: Callable[...,
 
 
 # --- which policy is the reference
+
+
+@pytest.mark.parametrize(("reference", "name"), [("base", "data/base"), ("previous", "the policy")])
+def test_a_token_that_a_model_does_not_know_is_named(
+    reference: str, name: str, lay_out: Callable[[dict[str, Any]], None]
+) -> None:
+    lay_out({"training.method": "full", "training.reference": reference})
+    strange = pl.col("completion_token_ids").list.eval(pl.element() + 1000)
+    write_table(read_table(paths.TRAINING_SET, TRAINING_SET).with_columns(strange), paths.TRAINING_SET, TRAINING_SET)
+    with pytest.raises(BadInput, match=rf"has the token id 1\d\d\d, and {name} knows 0 to 98"):
+        update.update(load_params())
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -10,11 +10,13 @@ import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.errors import BadInput
 from pipeline.policy import Model
 from pipeline.training.batching import TrainingRow
 from pipeline.training.forward import is_packing, prepare_model, row_statistics
+from pipeline.training.grouped_attention import GROUPED_ATTENTION, grouped_attention
 from tests.tiny_updates import TEMPERATURE, VOCABULARY, distance, random_rows
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -123,6 +125,28 @@ def test_plain_forwards_agree(architecture: Architecture, layout: str) -> None:
     weights = torch.randn(len(ours), generator=torch.Generator().manual_seed(0))
     torch.autograd.backward([(ours * weights).sum(), (theirs * weights).sum()])
     assert distance(gradients(model), gradients(plain)) <= 5e-5
+
+
+@pytest.mark.parametrize(
+    ("config", "is_packing_too"), [("MistralConfig", True), ("Gemma3TextConfig", True), ("PhimoeConfig", False)]
+)
+def test_a_window_longer_than_any_trial_is_not_missed(config: str, is_packing_too: bool) -> None:
+    """PhiMoE tells its mask of the window, and not its attention."""
+    settings = {"num_local_experts": 4, "num_experts_per_tok": 2} if config == "PhimoeConfig" else {}
+    model = Architecture(config, {"sliding_window": 500, **settings}).build()
+    prepare_model(model)
+    assert is_packing(model) is is_packing_too
+
+
+def test_attention_that_asks_for_what_packed_rows_lack_is_run_on_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_sinks(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return grouped_attention(module, *args, **kwargs, s_aux=torch.zeros(4))
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, GROUPED_ATTENTION, with_sinks)
+    model = ARCHITECTURES["Llama, tied head"].build()
+    prepare_model(model)
+    assert not is_packing(model)
+    assert row_statistics(model, random_rows(n_groups=1), TEMPERATURE).logprobs.isfinite().all()
 
 
 def gradients(model: Model) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.table_checks import check_schema, check_table
 from pipeline.tables import TRAINING_SET
-from pipeline.training.batching import Step, TrainingRow, collate, cut_padded_rows, plan_steps, read_rows
+from pipeline.training.batching import Step, TrainingRow, cut_padded_rows, pad_rows, plan_steps, read_rows
 from pipeline.training.packing import cut_packed_rows
 from tests.tiny_updates import CPU, random_rows
 
@@ -38,35 +38,32 @@ def plan(rows: list[TrainingRow], epochs: int = 1, minibatches: int = 1, *seed_p
     return plan_steps(rows, epochs, minibatches, cut, *seed_parts)
 
 
-# --- collate
+# --- padded rows
 
 
 def test_prompts_end_and_completions_begin_at_one_place() -> None:
-    batch = collate([row("a", "g", [11, 12, 13], [21]), row("b", "g", [14], [22, 23])], CPU)
-    assert batch.input_ids.tolist() == [[11, 12, 13, 21, 0], [0, 0, 14, 22, 23]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 3], [0, 0, 0, 1, 2]]
-    assert batch.completion_ids.tolist() == [[21, 0], [22, 23]]
-    assert batch.completion_mask.tolist() == [[True, False], [True, True]]
-    assert batch.sampling_logprobs.tolist() == [[-1.0, 0.0], [-1.0, -1.0]]
-    assert batch.advantages.tolist() == [0.5, 0.5]
+    padded = pad_rows([row("a", "g", [11, 12, 13], [21]), row("b", "g", [14], [22, 23])], CPU)
+    assert padded.input_ids.tolist() == [[11, 12, 13, 21, 0], [0, 0, 14, 22, 23]]
+    assert padded.attention_mask.tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert padded.position_ids.tolist() == [[0, 1, 2, 3, 3], [0, 0, 0, 1, 2]]
+    assert padded.completion_ids.tolist() == [[21, 0], [22, 23]]
+    assert padded.completion_mask.tolist() == [[True, False], [True, True]]
 
 
 def test_case_pad_is_eos() -> None:
     """An end token counts, though it has the id that padding has."""
     case = CASES["pad_is_eos"]
     completion = case["token_ids"][: case["length"]]
-    batch = collate([row("a", "g", [0, 3], completion), row("b", "g", [4], [9] * len(case["token_ids"]))], CPU)
-    assert batch.completion_ids[0].tolist() == case["token_ids"]
-    assert batch.completion_mask[0].int().tolist() == case["mask"]
-    assert batch.attention_mask[0].tolist() == [1, 1, *case["mask"]], "the prompt's own 0 is a token too"
+    padded = pad_rows([row("a", "g", [0, 3], completion), row("b", "g", [4], [9] * len(case["token_ids"]))], CPU)
+    assert padded.completion_ids[0].tolist() == case["token_ids"]
+    assert padded.completion_mask[0].int().tolist() == case["mask"]
+    assert padded.attention_mask[0].tolist() == [1, 1, *case["mask"]], "the prompt's own 0 is a token too"
 
 
 def test_precisions() -> None:
-    batch = collate(random_rows(), CPU)
-    assert batch.input_ids.dtype == batch.position_ids.dtype == torch.int64
-    assert batch.completion_mask.dtype == torch.bool
-    assert batch.sampling_logprobs.dtype == batch.advantages.dtype == torch.float32
+    padded = pad_rows(random_rows(), CPU)
+    assert padded.input_ids.dtype == padded.position_ids.dtype == torch.int64
+    assert padded.completion_mask.dtype == torch.bool
 
 
 # --- reading rows
@@ -158,8 +155,8 @@ def test_padded_micro_batches_keep_the_limit(lengths: list[tuple[int, int, int]]
     batches = cut_padded_rows(rows, range(len(rows)), max_tokens)
     assert sorted(index for batch in batches for index in batch) == list(range(len(rows)))
     for indices in batches:
-        batch = collate([rows[index] for index in indices], CPU)
-        assert batch.input_ids.numel() <= max_tokens or len(indices) == 1
+        padded = pad_rows([rows[index] for index in indices], CPU)
+        assert padded.input_ids.numel() <= max_tokens or len(indices) == 1
 
 
 def test_padded_micro_batches_come_longest_first() -> None:

@@ -155,6 +155,18 @@ def test_null_writes_and_reads_nothing(base: Path, opened: Opened, tmp_path: Pat
     assert opened(None).taken.metrics == []
 
 
+def test_an_older_checkpoint_that_another_process_removes_meanwhile_is_no_error(
+    base: Path, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened()
+    latest = tmp_path / "checkpoint" / "step-2"
+    monkeypatch.setattr(checkpoints, "_step_folders", lambda folder: [folder / "step-1", folder / "step-2"])
+    update = start(base, base, kept)
+    update.trainer.run(update.steps[:2])
+    kept.write(update.trainer)
+    assert latest.is_dir()
+
+
 def test_nothing_new_is_not_written_again(base: Path, opened: Opened, tmp_path: Path) -> None:
     run_until(start(base, base, opened()), opened(), 2)
     before = (tmp_path / "checkpoint" / "step-2").stat().st_ino

@@ -15,7 +15,7 @@ from pipeline.errors import BadInput
 from pipeline.params import LoraParams
 from pipeline.policy import Model, create_adapter, load_model
 from pipeline.training import forward
-from pipeline.training.batching import Step, TrainingRow, collate
+from pipeline.training.batching import Step, TrainingRow, completion_mask, pad_rows
 from pipeline.training.forward import (
     TokenCounts,
     check_head,
@@ -65,7 +65,7 @@ def statistics(model: Model, rows: list[TrainingRow]) -> TokenStatistics:
 
 def distances_of_gradients(model: Model, plain: Model, rows: list[TrainingRow]) -> dict[str, float]:
     """Of each trainable parameter, in units of the norm of the gradient through plain forwards."""
-    mask = collate(rows, CPU).completion_mask
+    mask = completion_mask(rows, CPU)
     weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))[mask]
     ours = statistics(model, rows).logprobs[mask]
     theirs = torch.cat([plain_logprobs(plain, row) for row in rows])
@@ -132,16 +132,16 @@ def test_the_ids_at_padding_change_nothing(plain: Model, monkeypatch: pytest.Mon
     model, rows = ready(plain), random_rows(n_groups=4, group_size=2)
     expected = statistics(model, rows)
 
-    def collate_with_noise(rows: list[TrainingRow], device: torch.device) -> Any:
-        batch = collate(rows, device)
-        noise = torch.randint(VOCABULARY, batch.input_ids.shape, generator=torch.Generator().manual_seed(0))
-        is_padding = batch.attention_mask == 0
+    def pad_with_noise(rows: list[TrainingRow], device: torch.device) -> Any:
+        padded = pad_rows(rows, device)
+        noise = torch.randint(VOCABULARY, padded.input_ids.shape, generator=torch.Generator().manual_seed(0))
+        is_padding = padded.attention_mask == 0
         assert is_padding[:, 0].any(), "some on the left"
         assert is_padding[:, -1].any(), "and some on the right"
-        noisy = torch.where(is_padding, noise, batch.input_ids)
-        return replace(batch, input_ids=noisy, completion_ids=noisy[:, -batch.completion_ids.shape[1] :])
+        noisy = torch.where(is_padding, noise, padded.input_ids)
+        return replace(padded, input_ids=noisy, completion_ids=noisy[:, -padded.completion_ids.shape[1] :])
 
-    monkeypatch.setattr(forward, "collate", collate_with_noise)
+    monkeypatch.setattr(forward, "pad_rows", pad_with_noise)
     for ours, theirs in zip(statistics(model, rows), expected, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
@@ -190,7 +190,7 @@ def test_bfloat16_is_near_float32(model: Model, plain: Model) -> None:
     rows = random_rows(n_groups=2)
     found = statistics(model, rows).logprobs
     expected = torch.cat([plain_logprobs(plain, row) for row in rows])
-    off = (found[collate(rows, CPU).completion_mask] - expected).norm() / expected.norm()
+    off = (found[completion_mask(rows, CPU)] - expected).norm() / expected.norm()
     assert 1e-5 < off < 0.05
 
 
@@ -222,7 +222,7 @@ def test_an_adapter_on_the_head_counts(head_adapter: Model) -> None:
     plain, model = head_adapter, ready(copy.deepcopy(head_adapter))
     rows = random_rows(n_groups=2, group_size=3)
     expected = torch.cat([plain_logprobs(plain, row) for row in rows])
-    found = statistics(model, rows).logprobs[collate(rows, CPU).completion_mask]
+    found = statistics(model, rows).logprobs[completion_mask(rows, CPU)]
     assert torch.allclose(found.double(), expected, atol=TOLERANCE)
     distances = distances_of_gradients(model, plain, rows)
     assert len(distances) == 6, "two matrices of each layer's queries and of the head"

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.training import grouped_attention as module
-from pipeline.training.grouped_attention import GROUPED_ATTENTION, Layout, grouped_attention, supports_grouped_attention
+from pipeline.training.grouped_attention import (
+    GROUPED_ATTENTION,
+    Layout,
+    batches_by_length,
+    grouped_attention,
+    supports_grouped_attention,
+)
 from tests.tiny_updates import CPU
 
 Groups = list[tuple[int, list[int]]]
@@ -119,16 +125,17 @@ def test_a_layout_by_hand() -> None:
     # Places: prompt 0 1 2, its completions 3 4 and 5; prompt 6, its completions none long and 7 8.
     layout = pack([(3, [2, 1]), (1, [0, 2])]).layout
     assert layout.prompt_places.tolist() == [[0, 1, 2], [6, 0, 0]]
-    assert layout.completion_places.tolist() == [[3, 4], [5, 0], [0, 0], [7, 8]]
+    (completions,) = layout.completions
+    assert completions.places.tolist() == [[3, 4], [5, 0], [0, 0], [7, 8]]
     assert layout.prompt_lengths.tolist() == [3, 1]
-    assert layout.prompt_of_completion.tolist() == [0, 0, 1, 1]
+    assert completions.prompts.tolist() == [0, 0, 1, 1]
     # The 6 places of prompts come before the 8 of completions: 6 and 7, 8 and padding, two of padding, 12 and 13.
     assert layout.restore.tolist() == [0, 1, 2, 6, 7, 8, 3, 12, 13]
 
 
 def test_masks_by_hand() -> None:
     layout = pack([(3, [2]), (1, [2])]).layout
-    prompt_mask, completion_mask = layout.masks_for(None)
+    prompt_mask, (completion_mask,) = layout.masks_for(None)
     assert prompt_mask is None
     assert completion_mask.shape == (2, 1, 2, 5)
     assert completion_mask[:, 0].int().tolist() == [
@@ -138,7 +145,7 @@ def test_masks_by_hand() -> None:
 
 
 def test_masks_of_a_window_by_hand() -> None:
-    prompt_mask, completion_mask = pack([(3, [2]), (1, [2])]).layout.masks_for(2)
+    prompt_mask, (completion_mask,) = pack([(3, [2]), (1, [2])]).layout.masks_for(2)
     assert prompt_mask is not None
     assert prompt_mask[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     assert completion_mask[:, 0].int().tolist() == [
@@ -151,7 +158,15 @@ def test_a_window_as_long_as_the_prompts_leaves_them_plainly_causal() -> None:
     layout = pack([(3, [2])]).layout
     assert layout.masks_for(3)[0] is None
     # The completion's tokens, at 3 and 4, see 1 2 3 and 2 3 4.
-    assert layout.masks_for(3)[1][0, 0].int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert layout.masks_for(3)[1][0][0, 0].int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+
+
+def test_a_layout_knows_the_windows_that_layers_told_of() -> None:
+    """On any device: on some, no mask is made of them."""
+    packed = pack([(3, [2, 1])])
+    for window in (2, None, 2):
+        attend(packed, states(6, 2, 2), window)
+    assert packed.layout.windows == {2, None}
 
 
 def test_layers_share_masks() -> None:
@@ -159,7 +174,27 @@ def test_layers_share_masks() -> None:
     first, full = layout.masks_for(2), layout.masks_for(None)
     assert layout.masks_for(2) is first
     assert layout.masks_for(None) is full
-    assert not torch.equal(first[1], full[1])
+    assert not torch.equal(first[1][0], full[1][0])
+
+
+def test_a_long_completion_among_short_ones_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 5 x 40 places for 56 tokens. The long one takes along one more, 2 x 40 <= 2 x (40 + 4), and no third.
+    lengths = [4, 40, 4, 4, 4]
+    (together,) = pack([(3, lengths)]).layout.completions
+    assert together.places.shape == (5, 40)
+    monkeypatch.setattr(module, "PADDED_IN_ONE_PIECE", 199)
+    apart = pack([(3, lengths)]).layout.completions
+    assert [each.places.shape for each in apart] == [(2, 40), (3, 4)]
+
+
+@given(st.lists(st.integers(0, 50), max_size=30))
+def test_batches_by_length_hold_all_and_are_at_most_half_padding(lengths: list[int]) -> None:
+    with mock.patch.object(module, "PADDED_IN_ONE_PIECE", 0):
+        batches = batches_by_length(lengths)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        held = [lengths[index] for index in batch]
+        assert len(held) * max(held, default=0) <= 2 * sum(held)
 
 
 # --- values and gradients
@@ -175,9 +210,12 @@ WINDOWS = st.sampled_from([None, 1, 2, 3, 5, 100])
 @pytest.mark.parametrize("limit", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (1, 1)])
 @settings(max_examples=25, deadline=None)
-@given(groups=GROUPS, window=WINDOWS)
-def test_plain_attention_agrees(heads: tuple[int, int], limit: int, groups: Groups, window: int | None) -> None:
-    packed = pack(groups)
+@given(groups=GROUPS, window=WINDOWS, is_parted=st.booleans())
+def test_plain_attention_agrees(
+    heads: tuple[int, int], limit: int, groups: Groups, window: int | None, is_parted: bool
+) -> None:
+    with mock.patch.object(module, "PADDED_IN_ONE_PIECE", 0 if is_parted else 1 << 12):
+        packed = pack(groups)
     inputs = states(len(packed.positions), *heads)
     with mock.patch.object(module, "SCORES_IN_ONE_PIECE", limit):
         ours = attend(packed, inputs, window, scaling=0.7)

@@ -27,8 +27,9 @@ def test_a_packed_row_by_hand() -> None:
     assert found.predicting.tolist() == [1, 2, 1, 3, 4]
     assert found.targets.tolist() == [21, 22, 23, 24, 25]
     assert found.layout.prompt_places.tolist() == [[0, 1], [4, 0]]
-    assert found.layout.completion_places.tolist() == [[2], [3], [0]]
-    assert found.layout.prompt_of_completion.tolist() == [0, 0, 1]
+    (completions,) = found.layout.completions
+    assert completions.places.tolist() == [[2], [3], [0]]
+    assert completions.prompts.tolist() == [0, 0, 1]
 
 
 @pytest.mark.usefixtures("unpadded")
