@@ -215,7 +215,7 @@ def test_a_file_of_another_writer_is_read(read: Callable[[Path, Table], pl.DataF
 
 @pytest.mark.parametrize("first", [0, 15, 16, 30, 48])
 def test_scan_finds_twins_in_different_batches(first: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_io, "ROWS_PER_ROW_GROUP", 16)
+    monkeypatch.setattr(table_io, "ROWS_PER_BATCH", 16)
     frame = example(ROLLOUTS, 50)
     twins = pl.concat([frame[: first + 1], frame[first:]])  # beside each other, perhaps on both sides of a border
     write_unchecked(twins, path)
@@ -228,7 +228,7 @@ def test_scan_finds_twins_in_different_batches(first: int, path: Path, monkeypat
 
 
 def test_scan_counts_rows_from_the_start_of_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_io, "ROWS_PER_ROW_GROUP", 16)
+    monkeypatch.setattr(table_io, "ROWS_PER_BATCH", 16)
     write_unchecked(with_value(example(ROLLOUTS, 50), 37, "seed", None), path)
     assert refusal(scan_table, path, ROLLOUTS).startswith("row 37: seed is null: (None,)")
 

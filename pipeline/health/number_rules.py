@@ -42,13 +42,15 @@ def _is_bad(name: str, value: Any, metrics: Metrics) -> bool:
 def _may_be_null(name: str, metrics: Metrics) -> bool:
     stage, key = name.split(".")[:2]
     if stage == "update":
-        return metrics["update"]["n_steps"] == 0 or key == "kl"  # no KL where no reference is loaded
+        # No KL where no reference is loaded, and no memory of a GPU on a CPU.
+        return metrics["update"]["n_steps"] == 0 or key in ("kl", "peak_gpu_memory_mb")
     if name == "evaluate.after":
         return not metrics["evaluate"]["is_scheduled"]
     if name == "score.pass_rate" or stage == "evaluate":
         # `before` belongs to the iteration that starts from the base model.
         return name == "evaluate.before" or _is_unverified(metrics)
-    return name == "start.parent"
+    # Only code needs isolation, and an optional term may find nothing to judge.
+    return name in ("start.parent", "score.code_isolation") or name.startswith("score.term_means.")
 
 
 def _is_unverified(metrics: Metrics) -> bool:

@@ -58,7 +58,7 @@ def _sign(run: str) -> Markup:
 
 
 def sign_name(sign: str) -> str:
-    """What Unicode calls `sign`.
+    r"""What Unicode calls `sign`.
 
     >>> sign_name("\u202e"), sign_name("\x00")
     ('RIGHT-TO-LEFT OVERRIDE', 'NULL')

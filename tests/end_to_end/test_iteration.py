@@ -72,6 +72,13 @@ def test_every_table_obeys_its_schema_and_no_completion_is_lost(first: Checkout)
     assert read(first, "next_prompt_stats", TABLES["prompt_stats"])["n_groups"].to_list() == [1] * 4
 
 
+def test_no_stage_leaves_a_number_out(first: Checkout) -> None:
+    """The default of `report.on_health` stops training where one does."""
+    health = json.loads((first.folder / "data" / "health.json").read_text(encoding="utf-8"))
+    (finding,) = [each for each in health["findings"] if each["rule"] == "numbers_finite"]
+    assert finding["level"] == "ok", finding["message"]
+
+
 def test_a_second_repro_does_nothing_and_leaves_git_clean(first: Checkout) -> None:
     out = first.dvc("repro")
     assert "Running stage" not in out
