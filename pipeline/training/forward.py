@@ -15,9 +15,10 @@ from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, keep_score_cap
 from pipeline.training.batching import PaddedRows, Step, TrainingRow, cut_padded_rows, pad_rows, plan_steps
+from pipeline.training.buckets import padded_length
 from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention, windows_of
 from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
-from pipeline.training.packing import PackedRow, count_packed_tokens, cut_packed_rows, pack_rows, padded_length
+from pipeline.training.packing import PackedRow, count_packed_tokens, cut_packed_rows, pack_rows
 
 
 def prepare_model(model: Model, gradient_checkpointing: bool = False) -> None:

@@ -197,14 +197,16 @@ def _attend(
     """[rows, heads, queries, size]; causal where there is no mask."""
     if query.device.type != "cpu":
         return _attend_fused(query, key, value, mask, scaling)
-    # In float32, whatever autocast says: the fused backward pass is twice as slow in bfloat16, and the scores of plain
-    # products would be rounded.
+    # In float32, whatever autocast says: the fused backward pass is twice as slow in bfloat16, the scores of plain
+    # products would be rounded, and oneDNN would keep a kernel for each of the many shapes.
     with torch.autocast("cpu", enabled=False):
         wide = torch.promote_types(value.dtype, torch.float32)
-        query, key = query.to(wide), key.to(wide)
+        states = query.to(wide), key.to(wide), value.to(wide)
         if query.shape[:3].numel() * key.shape[2] <= SCORES_IN_ONE_PIECE:
-            return _attend_in_one_piece(query, key, value, mask, scaling or query.shape[3] ** -0.5)
-        return _attend_fused(query, key, value.to(wide), mask, scaling).to(value.dtype)
+            attended = _attend_in_one_piece(*states, mask, scaling or query.shape[3] ** -0.5)
+        else:
+            attended = _attend_fused(*states, mask, scaling)
+        return attended.to(value.dtype)
 
 
 def _attend_fused(
@@ -229,7 +231,7 @@ def _attend_in_one_piece(
     folded = (query * scaling).reshape(rows, key.shape[1], -1, size)  # the heads that share a key, one after another
     scores = (folded @ key.transpose(2, 3)).view(rows, n_heads, n_queries, key.shape[2])
     seen = torch.ones(n_queries, n_queries, dtype=torch.bool).tril() if mask is None else mask
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=3).to(value.dtype)
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=3)
     return (shares.view(rows, key.shape[1], -1, key.shape[2]) @ value).view(*scores.shape[:3], -1)
 
 

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from pipeline.training.buckets import padded_length
+
 LOGITS_PER_CHUNK = 1 << 22
 """16 MB in float32: many enough for matrix products to be fast, few enough for caches."""
 
@@ -67,8 +69,13 @@ def token_statistics(
     >>> round(statistics.logprobs.item(), 6)
     -0.035052
     """
+    n_tokens = len(hidden)
+    n_padding = padded_length(n_tokens) - n_tokens
+    hidden = torch.nn.functional.pad(hidden, (0, 0, 0, n_padding))
+    token_ids = torch.nn.functional.pad(token_ids, (0, n_padding))
     arguments = (hidden, head.weight, head.bias, head, token_ids, temperature, entropy)
-    return TokenStatistics(*_Statistics.apply(*arguments))  # type: ignore[no-untyped-call]
+    padded = _Statistics.apply(*arguments)  # type: ignore[no-untyped-call]
+    return TokenStatistics(*(values[:n_tokens] for values in padded))
 
 
 class _Statistics(torch.autograd.Function):
@@ -161,5 +168,5 @@ class _Chunk:
 
 
 def _chunks(n_tokens: int, n_vocabulary: int) -> Iterator[slice]:
-    size = max(1, LOGITS_PER_CHUNK // n_vocabulary)
+    size = 1 << (max(1, LOGITS_PER_CHUNK // n_vocabulary).bit_length() - 1)  # a power of two, as buckets are
     return (slice(start, start + size) for start in range(0, n_tokens, size))

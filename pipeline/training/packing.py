@@ -14,10 +14,8 @@ from itertools import groupby
 import torch
 
 from pipeline.training.batching import TrainingRow
+from pipeline.training.buckets import padded_length
 from pipeline.training.grouped_attention import Layout
-
-LENGTH_BUCKET = 64
-"""Packed rows are this long or a multiple: oneDNN keeps a kernel of some megabytes for every shape it meets."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,6 @@ def count_packed_tokens(rows: Sequence[TrainingRow]) -> int:
     """How many tokens the packed row of `rows` has: nothing is run for a completion's last one."""
     n_prompt = sum(len(next(group).prompt_token_ids) for _, group in groupby(rows, key=_prompt_of))
     return n_prompt + sum(len(row.completion_token_ids) - 1 for row in rows)
-
-
-def padded_length(n_tokens: int) -> int:
-    """How long the packed row of `n_tokens` is.
-
-    >>> padded_length(60), padded_length(64), padded_length(65)
-    (64, 64, 128)
-    """
-    return n_tokens + -n_tokens % LENGTH_BUCKET
 
 
 def _prompt_of(row: TrainingRow) -> tuple[str, list[int]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.training import packing
+from pipeline.training import buckets
 from pipeline.training.batching import TrainingRow
-from pipeline.training.packing import LENGTH_BUCKET, pack_rows
+from pipeline.training.buckets import LENGTH_BUCKET
+from pipeline.training.packing import pack_rows
 from tests.tiny_updates import CPU, random_rows
 
 
@@ -16,7 +17,7 @@ def row(group_id: str, prompt: list[int], completion: list[int]) -> TrainingRow:
 
 @pytest.fixture
 def unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LENGTH_BUCKET", 1)
+    monkeypatch.setattr(buckets, "LENGTH_BUCKET", 1)
 
 
 @pytest.mark.usefixtures("unpadded")
