@@ -8,6 +8,8 @@ exp(old - sampling), (sum w)^2 / (n sum w^2), here over tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -37,7 +39,7 @@ def sampling_kl_bounded(evidence: Evidence, limits: HealthParams) -> Finding:
 
 def logprobs_agree(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where the mean of exp(|old - sampling|) over the trained tokens is above `max_probability_ratio`."""
-    value = _over_tokens(evidence, pl.col("ratio").sum() / pl.col("n").sum())
+    value = _over_tokens(evidence, lambda total: total("ratio") / total("n"))
     limit = Limit(limits.max_probability_ratio)
     finding = bounded("logprobs_agree", "ratio of sampler's and trainer's probabilities", value, limit, ADVICE)
     return _worst_completions(finding, evidence)
@@ -45,15 +47,16 @@ def logprobs_agree(evidence: Evidence, limits: HealthParams) -> Finding:
 
 def weights_effective(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where the effective sample size of exp(old - sampling) is below `min_effective_fraction` of the tokens."""
-    value = _over_tokens(evidence, pl.col("weight").sum() ** 2 / (pl.col("square").sum() * pl.col("n").sum()))
+    value = _over_tokens(evidence, lambda total: total("weight") ** 2 / (total("square") * total("n")))
     limit = Limit(limits.min_effective_fraction, is_lower=True)
     finding = bounded("weights_effective", "effective fraction of the trained tokens", value, limit, ADVICE)
     return _worst_completions(finding, evidence)
 
 
-def _over_tokens(evidence: Evidence, statistic: pl.Expr) -> Any:
-    found = evidence.mismatch.select(n=pl.col("n").sum(), value=statistic)
-    return found["value"][0] if found["n"][0] else "no token was trained on"
+def _over_tokens(evidence: Evidence, statistic: Callable[[Callable[[str], float]], float]) -> Any:
+    """`statistic` of the sums of columns, which must not depend on the order of the rows: they come in any."""
+    columns = evidence.mismatch
+    return statistic(lambda name: math.fsum(columns[name])) if columns["n"].sum() else "no token was trained on"
 
 
 def _worst_completions(finding: Finding, evidence: Evidence) -> Finding:

@@ -118,7 +118,7 @@ def test_a_preset_trains(preset: str, lay_out: Callable[[dict[str, Any]], None])
     assert (metrics["n_steps"], metrics["n_completions"]) == (4, 10 if preset == "dapo" else 15)
     steps = read_table(paths.TRAIN_STEPS, TRAIN_STEPS)
     assert steps["kl"].null_count() == (0 if training.kl_coefficient else 4)
-    assert (steps["grad_norm"] > 0).all()
+    assert steps["grad_norm"][0] > 0  # later ones may be clipped to nothing, those of gspo above all
     assert steps["ratio_max"][0] == 1.0
     assert (steps["ratio_max"][1:] > 1.0).all()
 
