@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import polars as pl
 import pytest
 
+from pipeline.health.evidence import Evidence
 from pipeline.health.mismatch_rules import logprobs_agree, sampling_kl_bounded, weights_effective
 from pipeline.params import HealthParams
 from tests.health.planted import LIST, evidence, ids
@@ -66,3 +69,12 @@ def test_without_a_trained_token_there_is_nothing_to_judge() -> None:
         finding = rule(evidence(frames=empty), LIMITS)
         assert (finding.level, finding.value) == ("ok", None)
         assert "no token was trained on" in finding.message
+
+
+def test_the_order_of_rows_is_no_matter() -> None:
+    # As floats, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3).
+    values = [0.1, 0.2, 0.3]
+    rows = pl.DataFrame({"completion_id": ["a", "b", "c"], "n": 1, "ratio": values, "weight": values, "square": values})
+    for rule in (logprobs_agree, weights_effective):
+        found = [rule(cast(Evidence, SimpleNamespace(mismatch=each)), LIMITS).value for each in (rows, rows.reverse())]
+        assert found[0] == found[1]
