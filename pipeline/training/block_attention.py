@@ -5,12 +5,13 @@ Dong et al., "Flex Attention: A Programming Model for Generating Optimized Atten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
+
+from pipeline.training.places import Places
 
 NONE = -1
 
@@ -26,24 +27,17 @@ class Members:
     """Of `mask_for`, by window: layers share them."""
 
     @classmethod
-    def of(
-        cls,
-        prompts: Sequence[range],
-        completions: Sequence[range],
-        prompt_of_completion: Sequence[int],
-        n_tokens: int,
-        device: torch.device,
-    ) -> Members:
-        """Those of a row of `n_tokens` in which `prompts` and `completions` have these places."""
-        prompt_of, completion_of = torch.full((2, n_tokens), NONE).unbind()
-        positions = torch.zeros(n_tokens, dtype=torch.int64)
-        for number, places in enumerate(prompts):
-            prompt_of[places.start : places.stop] = number
-            positions[places.start : places.stop] = torch.arange(len(places))
-        for number, (places, prompt) in enumerate(zip(completions, prompt_of_completion, strict=True)):
-            prompt_of[places.start : places.stop] = prompt
-            completion_of[places.start : places.stop] = number
-            positions[places.start : places.stop] = len(prompts[prompt]) + torch.arange(len(places))
+    def of(cls, places: Places, device: torch.device) -> Members:
+        """Those of the row whose prompts and completions have these places."""
+        prompt_of, completion_of = torch.full((2, places.n_tokens), NONE).unbind()
+        positions = torch.zeros(places.n_tokens, dtype=torch.int64)
+        for number, own in enumerate(places.prompts):
+            prompt_of[own.start : own.stop] = number
+            positions[own.start : own.stop] = torch.arange(len(own))
+        for number, (own, prompt) in enumerate(zip(places.completions, places.prompt_of_completion, strict=True)):
+            prompt_of[own.start : own.stop] = prompt
+            completion_of[own.start : own.stop] = number
+            positions[own.start : own.stop] = len(places.prompts[prompt]) + torch.arange(len(own))
         return cls(prompt_of.to(device), completion_of.to(device), positions.to(device))
 
     def sees(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Attention over a packed row: every prompt once, then all completions against their prompt and themselves.
 
-The linear layers of a model see a packed row without padding; attention alone needs to know who sees whom. Here it
+The linear layers of a model see a packed row as it is; attention alone needs to know who sees whom. Here it
 takes the row apart into padded batches, of prompts and of completions, and puts what comes out back in place. A block
 mask over the whole row gives the same numbers at a cost that grows with the square of the row; on CUDA, where a kernel
 skips the blocks in which nobody sees anybody, that is what is done (`block_attention.py`).
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from transformers import AttentionInterface
 
 from pipeline.policy import Model
 from pipeline.training.block_attention import Members, attend_by_blocks
+from pipeline.training.places import Places
 
 GROUPED_ATTENTION = "rollbook_grouped"
 SCORES_IN_ONE_PIECE = 1 << 21
 """On a CPU: up to so many, torch's fused kernel is slower than plain products, and their memory is no matter."""
-
 
 PADDED_IN_ONE_PIECE = 1 << 12
 """Up to so many places, completions of any lengths make one batch: the padding costs less than a second call."""
@@ -45,46 +46,45 @@ class Layout:
     nothing real sees it.
     """
 
+    places: Places
     prompt_places: torch.Tensor  # [G, P] int64, places in the row
     prompt_lengths: torch.Tensor  # [G] int64
     completions: list[Completions]
     restore: torch.Tensor  # [L] int64, where each token of the row is in G * P, and N * C of each batch of completions
-    members: Members
     windows: set[int | None] = field(default_factory=set)
     """Those with which a layer attended, None where it had none."""
     masks: dict[int | None, tuple[torch.Tensor | None, list[torch.Tensor]]] = field(default_factory=dict)
     """Of `masks_for`, by window: layers share them."""
 
     @classmethod
-    def of(
-        cls,
-        prompts: Sequence[range],
-        completions: Sequence[range],
-        prompt_of_completion: Sequence[int],
-        n_tokens: int,
-        device: torch.device,
-    ) -> Layout:
-        """The layout of a row of `n_tokens` in which `prompts` and `completions` have these places."""
-        batches = batches_by_length([len(places) for places in completions])
-        ranges = [prompts, *([completions[i] for i in batch] for batch in batches)]
+    def of(cls, places: Places, device: torch.device) -> Layout:
+        """The layout of the row whose prompts and completions have these places."""
+        batches = batches_by_length([len(own) for own in places.completions])
+        ranges = [places.prompts, *([places.completions[i] for i in batch] for batch in batches)]
         padded = [_pad_places(each) for each in ranges]
-        restore = torch.zeros(n_tokens, dtype=torch.int64)
+        restore = torch.zeros(places.n_tokens, dtype=torch.int64)
         first = 0
-        for places, places_of_each in zip(padded, ranges, strict=True):
-            for i, own in enumerate(places_of_each):
-                begin = first + i * places.shape[1]
+        for places_of_batch, ranges_of_batch in zip(padded, ranges, strict=True):
+            for i, own in enumerate(ranges_of_batch):
+                begin = first + i * places_of_batch.shape[1]
                 restore[own.start : own.stop] = torch.arange(begin, begin + len(own))
-            first += places.numel()
+            first += places_of_batch.numel()
+        prompts_of = [[places.prompt_of_completion[i] for i in batch] for batch in batches]
         return cls(
+            places=places,
             prompt_places=padded[0].to(device),
-            prompt_lengths=torch.tensor([len(places) for places in prompts], device=device),
+            prompt_lengths=torch.tensor([len(own) for own in places.prompts], device=device),
             completions=[
-                Completions(places.to(device), torch.tensor([prompt_of_completion[i] for i in batch], device=device))
-                for places, batch in zip(padded[1:], batches, strict=True)
+                Completions(own.to(device), torch.tensor(prompts, device=device))
+                for own, prompts in zip(padded[1:], prompts_of, strict=True)
             ],
             restore=restore.to(device),
-            members=Members.of(prompts, completions, prompt_of_completion, n_tokens, device),
         )
+
+    @cached_property
+    def members(self) -> Members:
+        """The same for attention by blocks, which alone needs it."""
+        return Members.of(self.places, self.restore.device)
 
     def masks_for(self, window: int | None) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Who sees whom, True where a query (third) sees a key (fourth).

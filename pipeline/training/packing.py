@@ -16,6 +16,7 @@ import torch
 from pipeline.training.batching import TrainingRow
 from pipeline.training.buckets import padded_length
 from pipeline.training.grouped_attention import Layout
+from pipeline.training.places import Places
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def pack_rows(rows: Sequence[TrainingRow], device: torch.device) -> PackedRow:
     return PackedRow(
         input_ids=torch.tensor([ids], device=device),
         position_ids=torch.tensor([positions], device=device),
-        layout=Layout.of(prompts, completions, prompt_of_completion, len(ids), device),
+        layout=Layout.of(Places(prompts, completions, prompt_of_completion, len(ids)), device),
         predicting=torch.tensor(predicting, device=device),
         targets=torch.tensor(targets, device=device),
     )

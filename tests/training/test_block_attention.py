@@ -8,17 +8,18 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from pipeline.training.block_attention import NONE, Members
 from pipeline.training.grouped_attention import Layout, grouped_attention
+from pipeline.training.places import Places
 
 CPU = torch.device("cpu")
 N_TOKENS = 9
 PROMPTS = [range(0, 2), range(6, 7)]
 COMPLETIONS = [range(2, 4), range(4, 6), range(7, 8)]
-OWNERS = [0, 0, 1]
+PLACES = Places(PROMPTS, COMPLETIONS, [0, 0, 1], N_TOKENS)
 
 
 def members(device: torch.device = CPU) -> Members:
     """Prompt p of two tokens with completions a and b of two, prompt q of one with c of one, and a token of padding."""
-    return Members.of(PROMPTS, COMPLETIONS, OWNERS, N_TOKENS, device)
+    return Members.of(PLACES, device)
 
 
 def test_whose_each_token_is() -> None:
@@ -71,7 +72,7 @@ def test_who_sees_whom(window: int | None, expected: list[str]) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_blocks_and_groups_are_the_same_attention(window: int | None) -> None:
     """torch's own slow form of the kernel, which has no backward pass on a CPU."""
-    layout = Layout.of(PROMPTS, COMPLETIONS, OWNERS, N_TOKENS, CPU)
+    layout = Layout.of(PLACES, CPU)
     query, key, value = (torch.randn(1, heads, N_TOKENS, 16) for heads in (4, 2, 2))
     by_groups, _ = grouped_attention(torch.nn.Module(), query, key, value, None, layout, sliding_window=window)
     by_blocks = flex_attention(query, key, value, block_mask=layout.members.mask_for(window), enable_gqa=True)
@@ -85,7 +86,7 @@ def test_the_kernel_agrees_forward_and_backward(window: int | None) -> None:
     states = [torch.randn(1, heads, N_TOKENS, 16, requires_grad=True) for heads in (4, 2, 2)]
     found = []
     for device in (CPU, torch.device("cuda")):
-        layout = Layout.of(PROMPTS, COMPLETIONS, OWNERS, N_TOKENS, device)
+        layout = Layout.of(PLACES, device)
         query, key, value = (each.to(device) for each in states)
         attended, _ = grouped_attention(torch.nn.Module(), query, key, value, None, layout, sliding_window=window)
         real = attended[:, :-1]

@@ -22,6 +22,7 @@ from pipeline.training.grouped_attention import (
     grouped_attention,
     supports_grouped_attention,
 )
+from pipeline.training.places import Places
 from tests.tiny_updates import CPU
 
 Groups = list[tuple[int, list[int]]]
@@ -76,7 +77,8 @@ def pack(groups: Groups) -> Packed:
             completions.append(range(len(positions), len(positions) + n))
             positions += range(n_prompt, n_prompt + n)
             prompt_of_completion.append(len(prompts) - 1)
-    return Packed(Layout.of(prompts, completions, prompt_of_completion, len(positions), CPU), members, positions)
+    places = Places(prompts, completions, prompt_of_completion, len(positions))
+    return Packed(Layout.of(places, CPU), members, positions)
 
 
 def plain_attention(inputs: States, mask: torch.Tensor, scaling: float) -> torch.Tensor:
