@@ -45,6 +45,17 @@ COLUMNS = (
 )
 """In the order of the file. Every column but `iteration` may be empty, where the iteration has no such number."""
 
+HEADLINE = {
+    "pass rate": "pass_rate",
+    "held-out pass@1": "eval_pass_at_1",
+    "reward": "reward_mean",
+    "KL": "kl",
+    "entropy": "entropy",
+    "clip fraction": "clip_fraction",
+    "groups kept": "n_kept",
+}
+"""Heading -> column: what a page of several iterations shows of each, whatever else it does."""
+
 
 def history_row(iteration: int, metrics: Metrics, parent: HistoryRow | None = None) -> HistoryRow:
     """The row of `iteration`, whose metrics are given; null where a metric is null or not finite.

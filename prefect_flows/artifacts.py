@@ -21,7 +21,7 @@ from prefect.artifacts import (
 )
 
 from pipeline.health.evidence import asked_of
-from pipeline.history_rows import HistoryRow, read_history
+from pipeline.history_rows import HEADLINE, HistoryRow, read_history
 from pipeline.summary import decimal
 
 ROWS_SHOWN = 50
@@ -29,13 +29,7 @@ CHARACTERS_SHOWN = 300
 
 COLUMNS = {
     "iteration": "iteration",
-    "pass rate": "pass_rate",
-    "held-out pass@1": "eval_pass_at_1",
-    "reward": "reward_mean",
-    "KL": "kl",
-    "entropy": "entropy",
-    "clip fraction": "clip_fraction",
-    "groups kept": "n_kept",
+    **HEADLINE,
     "completion tokens": "completion_tokens_mean",
     "gradient norm": "grad_norm",
 }

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from pipeline import rewards as code
+from pipeline.fingerprint import digest_files
 from pipeline.params import Params, ScoreParams
 from pipeline.rewards.judging import judgements
 from pipeline.rewards.scoring import (
@@ -115,12 +116,9 @@ def _judgements_before() -> pl.DataFrame | None:
 
 def shards_folder(params: ScoreParams) -> Path:
     """Where the shards of these rollouts, scored with this code and these params, are kept; others are removed."""
-    digest = hashlib.sha256(params.model_dump_json().encode())
-    files = sorted(path for path in CODE.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    for path in (paths.ROLLOUTS, paths.PROMPTS, *files):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    folder = paths.SCORES / digest.hexdigest()[:16]
+    code_files = sorted(path for path in CODE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = digest_files((path.name, path) for path in (paths.ROLLOUTS, paths.PROMPTS, *code_files))
+    folder = paths.SCORES / hashlib.sha256((params.model_dump_json() + files).encode()).hexdigest()[:16]
     for stale in set(paths.SCORES.glob("*")) - {folder}:
         shutil.rmtree(stale)
     return folder

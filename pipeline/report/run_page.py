@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.health.evidence import asked_of, sql_command
-from pipeline.history_rows import HistoryRow
+from pipeline.history_rows import HEADLINE, HistoryRow
 from pipeline.report.against import Against
 from pipeline.report.choice import Tables, choose_groups
 from pipeline.report.embedding import embed_groups
@@ -25,16 +25,7 @@ MAX_CELLS = 120
 MAX_ROWS = 40
 """How many iterations are listed with their numbers."""
 
-COLUMNS = {
-    "pass rate": "pass_rate",
-    "held-out pass@1": "eval_pass_at_1",
-    "reward": "reward_mean",
-    "KL": "kl",
-    "entropy": "entropy",
-    "clip fraction": "clip_fraction",
-    "groups kept": "n_kept",
-    "tokens": "completion_tokens_mean",
-}
+COLUMNS = {**HEADLINE, "tokens": "completion_tokens_mean"}
 """Heading -> column of the history."""
 
 

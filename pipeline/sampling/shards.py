@@ -7,13 +7,13 @@ is there already; and an evaluation whose reward alone changed is only scored ag
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeline.fingerprint import digest_files
 from pipeline.sampling import OnProgress, SampledCompletion, Sampler, SampleRequest
 from pipeline.seeds import stable_hash
 from pipeline.table_io import write_text
@@ -92,11 +92,9 @@ def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Itera
 
 def code_fingerprint() -> str:
     """SHA-256 of the code that determines what is sampled."""
-    digest = hashlib.sha256()
-    for path in CODE:
-        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return digest_files(
+        (file.name, file) for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])
+    )
 
 
 def _read(file: Path) -> tuple[list[list[SampledCompletion]], float]:
