@@ -30,6 +30,8 @@ KEYS: dict[str, tuple[str, ...]] = {
         "policy_fingerprint",
         "engine",
         "engine_version",
+        "seed_scope",
+        "is_repeatable",
     ),
     "score": ("n_completions", "n_scored", "n_errors", "reward_mean", "pass_rate", "term_means"),
     "normalize": ("n_advantages", "n_null", "advantage_abs_mean"),

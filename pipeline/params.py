@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.errors import BadInput
 from pipeline.params_errors import explain
 from pipeline.params_report import HealthParams, OnHealth, OnHealthParams, ReportParams
+from pipeline.params_sampling import SamplingParams, ServerParams, VllmParams
 from pipeline.params_sections import (
     BaseModelParams,
     CodeParams,
@@ -29,7 +30,6 @@ from pipeline.params_sections import (
     ReasoningGymParams,
     ReasoningGymTask,
     RolloutParams,
-    SamplingParams,
     ScoreParams,
     Section,
     SelectParams,
@@ -68,10 +68,12 @@ __all__ = [
     "ScoreParams",
     "Section",
     "SelectParams",
+    "ServerParams",
     "TermParams",
     "ToolCallsParams",
     "TrainingParams",
     "VerifierName",
+    "VllmParams",
     "check_params",
     "load_params",
     "parse_params",

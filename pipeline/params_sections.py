@@ -1,6 +1,6 @@
 """The sections of params.yaml, one class each: unknown keys are refused, and names have their units.
 
-`normalize` and `training` are in `params_training`, `report` is in `params_report`.
+`normalize` and `training` are in `params_training`, `sampling` in `params_sampling`, `report` in `params_report`.
 
 A section has the name of the stage that reads it, but for `base_model` (base), `sampling` (rollout, update, evaluate).
 """
@@ -144,27 +144,6 @@ class RolloutParams(Section):
     """How many completions each prompt gets: the group."""
 
     group_size: Annotated[int, Field(ge=2, le=65_535)]
-
-
-class SamplingParams(Section):
-    """How completions are drawn, in rollouts and evaluation alike."""
-
-    engine: Literal["transformers"] = "transformers"
-    temperature: Temperature = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_completion_tokens: Positive
-    max_batch_completions: Positive = 128
-    device: Device = "auto"
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> SamplingParams:
-        if self.top_p != 1.0 or self.top_k not in (0, -1):
-            raise ValueError(
-                f"top_p {self.top_p} and top_k {self.top_k}: truncated sampling biases the ratio that the update "
-                "takes against the whole distribution, so only top_p 1 and top_k 0 are allowed"
-            )
-        return self
 
 
 class MathParams(Section):

@@ -70,7 +70,7 @@ def completion_rows(
             "group_id": group_id(iteration, prompt_id),
             "completion_id": f"{group_id(iteration, prompt_id)}/{index}",
             "completion_index": index,
-            "seed": request.seeds[index],
+            "seed": completion.seed,
             "prompt_token_ids": request.prompt_token_ids,
             "completion_token_ids": completion.token_ids,
             "completion_text": tokenizer.decode(completion.token_ids, skip_special_tokens=True),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +24,13 @@ from rich.progress import (
 from rich.text import Text
 
 from stages.runner import is_first_rank
+
+
+class Advance(Protocol):
+    """Moves a bar on."""
+
+    def __call__(self, n_items: int, n_units: int = 0, note: str = "", /) -> None:
+        """By `n_items`, with `n_units` more."""
 
 
 class _Count(ProgressColumn):
@@ -41,8 +50,10 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str = "", is_rate: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar over `total` items; the block gets `advance(n_items, n_units)`.
+def progress(title: str, total: int, unit: str = "", is_rate: bool = True) -> Iterator[Advance]:
+    """A bar over `total` items; the block gets `advance(n_items, n_units, note)`, to be called from any thread.
+
+    The note, where there is one, stands behind the bar until the next.
 
     The bar shows units per second or, where that `is_rate` is False, how many there have been.
     """
@@ -53,14 +64,17 @@ def progress(title: str, total: int, unit: str = "", is_rate: bool = True) -> It
         BarColumn(),
         MofNCompleteColumn(),
         _Rate() if is_rate else _Count(),
+        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     is_shown = is_first_rank() and (sys.stderr.isatty() or os.environ.get("ROLLBOOK_PROGRESS") == "1")
     with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
-        task = bar.add_task(title, total=total, n_units=0, unit=unit)
+        task = bar.add_task(title, total=total, n_units=0, unit=unit, note="")
+        lock = Lock()
 
-        def advance(n_items: int, n_units: int = 0) -> None:
-            bar.update(task, advance=n_items, n_units=bar.tasks[0].fields["n_units"] + n_units)
+        def advance(n_items: int, n_units: int = 0, note: str = "") -> None:
+            with lock:
+                bar.update(task, advance=n_items, n_units=bar.tasks[0].fields["n_units"] + n_units, note=note)
 
         yield advance

@@ -231,6 +231,7 @@ _METRICS = """{
   "rollout": {"n_groups": 16, "n_completions": 64, "n_prompt_tokens": 700, "n_completion_tokens": 560,
     "completion_tokens_mean": 8.75, "truncated_fraction": 0.0625, "tokens_per_second": 231.4,
     "sampling_logprob_mean": -0.81, "policy_fingerprint": "77aa", "engine": "transformers", "engine_version": "5.19.0",
+    "seed_scope": "completion", "is_repeatable": true,
     "seconds": 14.2, "peak_memory_mb": 1402},
   "score": {"n_completions": 64, "n_scored": 61, "n_errors": 3, "reward_mean": 0.328125, "pass_rate": 0.3125,
     "term_means": {"correct": 0.3125, "format": 0.5}, "shadows": {}, "code_isolation": null},

@@ -128,7 +128,7 @@ def keys_with_defaults(given: Section, place: str = "") -> Iterator[tuple[str, A
         for inner in sections_in(value):
             yield from keys_with_defaults(inner, here)
         if not (is_example or field.is_required() or isinstance(value, Section)):
-            yield here, value, field.default
+            yield here, value, field.get_default(call_default_factory=True)
 
 
 def sections_in(value: Any) -> Iterable[Section]:

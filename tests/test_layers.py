@@ -33,6 +33,7 @@ PLUMBING = {
     "pipeline/params.py",
     "pipeline/params_errors.py",
     "pipeline/params_report.py",
+    "pipeline/params_sampling.py",
     "pipeline/params_sections.py",
     "pipeline/params_training.py",
     "pipeline/presets.py",

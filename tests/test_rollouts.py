@@ -127,8 +127,11 @@ def test_a_group_is_named_by_iteration_and_prompt() -> None:
 
 REQUESTS = [SampleRequest([1, 2], [10, 11]), SampleRequest([3], [2**63 - 1, 13])]
 COMPLETIONS = [
-    [SampledCompletion([5, 6, END_ID], [-0.5, -0.25, -1.0], "stop"), SampledCompletion([7], [-2.0], "length")],
-    [SampledCompletion([END_ID], [-0.125], "stop"), SampledCompletion([5, 5, 5, END_ID], [-1.0] * 4, "stop")],
+    [SampledCompletion([5, 6, END_ID], [-0.5, -0.25, -1.0], "stop", 10), SampledCompletion([7], [-2.0], "length", 11)],
+    [
+        SampledCompletion([END_ID], [-0.125], "stop", 2**63 - 1),
+        SampledCompletion([5, 5, 5, END_ID], [-1.0] * 4, "stop", 13),
+    ],
 ]
 
 
@@ -223,7 +226,7 @@ def test_the_stage_writes_a_group_per_selected_prompt(
     metadata = table_metadata(path)
     assert metadata["policy_fingerprint"] == policy_fingerprint(Path("data/policy"), Path("data/base"))
     assert (metadata["engine"], metadata["temperature"]) == ("transformers", "1.0")
-    assert metadata["batching"] == "max_batch_completions=128"
+    assert metadata["batching"] == "max_batch_completions=128 shard_completions=128"
     metrics = json.loads(Path("data/metrics/rollout.json").read_text())
     assert (metrics["n_completions"], metrics["n_groups"]) == (9, 3)
     assert metrics["policy_fingerprint"] == metadata["policy_fingerprint"]

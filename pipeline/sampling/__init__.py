@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+FinishReason = Literal["stop", "length"]
+
 
 @dataclass(frozen=True)
 class SampleRequest:
@@ -17,23 +19,43 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """The sampled tokens (the end token included) and the log-probability of each, in nats, after temperature."""
+    """The sampled tokens (the end token included) and the log-probability of each, in nats, after temperature.
+
+    `seed` is the one that held: the completion's own, or that of its shard.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
+    seed: int
 
 
-OnProgress = Callable[[int, int], None]
-"""Called now and then with the number of completions finished and of tokens sampled since the last call."""
+OnProgress = Callable[[Sequence[FinishReason], int], None]
+"""Called now and then, from any thread: how completions ended since the last call, and the tokens sampled since."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What samples, known before weights are loaded.
+
+    `seed_scope` says what has a seed of its own. `is_repeatable` promises the same bytes for the same shard.
+    """
+
+    name: str
+    version: str
+    seed_scope: Literal["completion", "shard"]
+    is_repeatable: bool
 
 
 class Sampler(Protocol):
-    """An engine with a policy loaded."""
+    """An engine with a policy loaded. `n_parallel` threads may call `sample` at once."""
 
-    engine: str
-    version: str
+    n_parallel: int
 
     def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
         """For each request, in order, a completion for each of its seeds, in order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of memory and of processes."""
         ...

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,11 +26,27 @@ CODE = (Path(__file__).parent, Path(__file__).parent.parent / "policy.py")
 
 @dataclass(frozen=True)
 class Sampled:
-    """Per request its completions; `seconds` is the time that sampling them took, whenever that was."""
+    """Per request its completions; `seconds` is the time that sampling them took, whenever that was.
+
+    Of shards that are sampled side by side, each counts its share of the time.
+    """
 
     completions: list[list[SampledCompletion]]
     seconds: float
     n_kept: int
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Requests that are sampled together: which of all they are, and where their completions are kept."""
+
+    indices: list[int]
+    requests: list[SampleRequest]
+    file: Path
+
+
+_Made = tuple[list[list[SampledCompletion]], float]
+"""The completions of each request of a shard, and the seconds that they took."""
 
 
 def sample_in_shards(
@@ -44,32 +62,56 @@ def sample_in_shards(
     `load_sampler` is called only where a shard is missing. `key_parts` name what determines the samples beside the
     requests: the policy, the engine and its version, the parameters. `n_kept` completions of the result were there.
     """
-    found: dict[int, list[SampledCompletion]] = {}
-    sampler: Sampler | None = None
-    seconds, n_kept = 0.0, 0
     code = code_fingerprint()
-    files: set[Path] = set()
+    shards: list[_Shard] = []
     for indices in cut_shards(requests, max_completions):
-        shard = [requests[i] for i in indices]
-        file = folder / f"{stable_hash(code, *key_parts, [asdict(request) for request in shard])}.json"
-        files.add(file)
-        if file.is_file():
-            completions, taken = _read(file)
-            n_completions = sum(map(len, completions))
-            n_kept += n_completions
-            on_progress(n_completions, 0)
-        else:
-            sampler = sampler or load_sampler()
-            started = time.monotonic()
-            completions = sampler.sample(shard, on_progress)
-            taken = time.monotonic() - started
-            value = {"seconds": taken, "completions": [[asdict(each) for each in group] for group in completions]}
-            write_text(json.dumps(value), file)
-        seconds += taken
-        found.update(zip(indices, completions, strict=True))
-    for stale in set(folder.glob("*.json")) - files:
+        wanted = [requests[i] for i in indices]
+        name = f"{stable_hash(code, *key_parts, [asdict(request) for request in wanted])}.json"
+        shards.append(_Shard(indices, wanted, folder / name))
+    missing = [shard for shard in shards if not shard.file.is_file()]
+    kept = [(shard, _read(shard.file)) for shard in shards if shard not in missing]
+    n_kept = 0
+    for _, (groups, _) in kept:
+        reasons = [completion.finish_reason for group in groups for completion in group]
+        n_kept += len(reasons)
+        on_progress(reasons, 0)
+    made = _sample_missing(missing, load_sampler, on_progress) if missing else []
+    for stale in set(folder.glob("*.json")) - {shard.file for shard in shards}:
         stale.unlink()
+    found: dict[int, list[SampledCompletion]] = {}
+    for shard, (groups, _) in [*kept, *made]:
+        found.update(zip(shard.indices, groups, strict=True))
+    seconds = sum(taken for _, (_, taken) in [*kept, *made])
     return Sampled([found[i] for i in range(len(requests))], seconds, n_kept)
+
+
+def _sample_missing(
+    shards: Sequence[_Shard], load_sampler: Callable[[], Sampler], on_progress: OnProgress
+) -> list[tuple[_Shard, _Made]]:
+    """Sample the shards, as many at once as the engine takes, keeping each as it is finished.
+
+    The first error ends the work: shards that have not begun don't begin.
+    """
+    sampler = load_sampler()
+
+    def sample(shard: _Shard) -> _Made:
+        started = time.monotonic()
+        groups = sampler.sample(shard.requests, on_progress)
+        seconds = (time.monotonic() - started) / min(sampler.n_parallel, len(shards))
+        value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
+        write_text(json.dumps(value), shard.file)
+        return groups, seconds
+
+    with closing(sampler):
+        if sampler.n_parallel == 1:
+            return [(shard, sample(shard)) for shard in shards]
+        with ThreadPoolExecutor(sampler.n_parallel) as threads:
+            futures = [threads.submit(sample, shard) for shard in shards]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                threads.shutdown(wait=True, cancel_futures=True)
+            return [(shard, future.result()) for shard, future in zip(shards, futures, strict=True)]
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:
@@ -97,6 +139,6 @@ def code_fingerprint() -> str:
     )
 
 
-def _read(file: Path) -> tuple[list[list[SampledCompletion]], float]:
+def _read(file: Path) -> _Made:
     value = json.loads(file.read_text(encoding="utf-8"))
     return [[SampledCompletion(**each) for each in group] for group in value["completions"]], value["seconds"]

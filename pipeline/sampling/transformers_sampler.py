@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,9 +17,16 @@ import transformers
 from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
 from pipeline.policy import Model
-from pipeline.sampling import OnProgress, SampledCompletion, SampleRequest
+from pipeline.sampling import Engine, FinishReason, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.decode_attention import make_cache, use_decode_attention
 from pipeline.sampling.draw import draw_tokens
+
+ENGINE = Engine(
+    name="transformers",
+    version=f"{transformers.__version__} (torch {torch.__version__})",
+    seed_scope="completion",
+    is_repeatable=True,
+)
 
 
 @dataclass
@@ -29,12 +35,13 @@ class _Row:
 
     request: int
     place: int
+    seed: int
     stream: np.random.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
-_Finished = tuple[_Row, Literal["stop", "length"]]
+_Finished = tuple[_Row, FinishReason]
 
 
 class TransformersSampler:
@@ -46,8 +53,7 @@ class TransformersSampler:
         params: temperature, limits and batch size.
     """
 
-    engine = "transformers"
-    version = f"{transformers.__version__} (torch {torch.__version__})"
+    n_parallel = 1
 
     def __init__(self, model: Model, end_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.model = model
@@ -61,9 +67,13 @@ class TransformersSampler:
         found: dict[tuple[int, int], SampledCompletion] = {}
         for rows in _batches(requests, self.params.max_batch_completions):
             for row, finish_reason in self._sample_batch(requests, rows, on_progress):
-                completion = SampledCompletion(row.token_ids, row.logprobs, finish_reason)
+                completion = SampledCompletion(row.token_ids, row.logprobs, finish_reason, row.seed)
                 found[row.request, row.place] = completion
         return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
+
+    def close(self) -> None:
+        """Let go of the model."""
+        del self.model
 
     @torch.inference_mode()
     def _sample_batch(
@@ -83,7 +93,7 @@ class TransformersSampler:
             tokens, logprobs = draw_tokens(logits, self.params.temperature, uniforms)
             rows, keep, finished = self._settle(rows, tokens.tolist(), logprobs.tolist())
             yield from finished
-            on_progress(len(finished), len(tokens))
+            on_progress([reason for _, reason in finished], len(tokens))
             if finished and rows:
                 order = torch.tensor(keep, device=device)
                 cache.reorder_cache(order)
@@ -153,7 +163,7 @@ def _batches(requests: Sequence[SampleRequest], max_rows: int) -> Iterator[list[
     batch: list[_Row] = []
     for i in by_length:
         for place, seed in enumerate(requests[i].seeds):
-            batch.append(_Row(i, place, np.random.Generator(np.random.Philox(key=seed))))
+            batch.append(_Row(i, place, seed, np.random.Generator(np.random.Philox(key=seed))))
             if len(batch) == max_rows:
                 yield batch
                 batch = []

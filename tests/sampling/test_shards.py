@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from pipeline.sampling import OnProgress, SampledCompletion, SampleRequest, shards
+from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest, shards
 from pipeline.sampling.shards import Sampled, cut_shards, sample_in_shards
 
 REQUESTS = [SampleRequest([0] * n, [10 * n + i for i in range(2)]) for n in (5, 3, 4, 1)]
@@ -14,25 +15,29 @@ REQUESTS = [SampleRequest([0] * n, [10 * n + i for i in range(2)]) for n in (5, 
 class CountingSampler:
     """Says the seed of each completion, and breaks at the call number `breaks_at`."""
 
-    engine = "counting"
-    version = "1"
-
-    def __init__(self, breaks_at: int | None = None) -> None:
+    def __init__(self, breaks_at: int | None = None, n_parallel: int = 1) -> None:
         self.calls: list[list[int]] = []
+        self.n_parallel = n_parallel
+        self.n_closed = 0
         self.breaks_at = breaks_at
 
     def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
         if len(self.calls) == self.breaks_at:
             raise KeyboardInterrupt
         self.calls.append([len(request.prompt_token_ids) for request in requests])
-        on_progress(sum(len(request.seeds) for request in requests), 1)
-        return [[SampledCompletion([seed], [-0.1 * seed], "stop") for seed in request.seeds] for request in requests]
+        on_progress(["stop"] * sum(len(request.seeds) for request in requests), 1)
+        return [
+            [SampledCompletion([seed], [-0.1 * seed], "stop", seed) for seed in request.seeds] for request in requests
+        ]
+
+    def close(self) -> None:
+        self.n_closed += 1
 
 
 def sample(folder: Path, sampler: CountingSampler, policy: str = "a", n_progress: list[int] | None = None) -> Sampled:
-    def on_progress(n_completions: int, _n_tokens: int) -> None:
+    def on_progress(reasons: Sequence[FinishReason], _n_tokens: int) -> None:
         if n_progress is not None:
-            n_progress.append(n_completions)
+            n_progress.append(len(reasons))
 
     return sample_in_shards(REQUESTS, 4, lambda: sampler, folder, [policy], on_progress)
 
@@ -100,3 +105,45 @@ def test_the_fingerprint_of_the_code_sees_an_edit(tmp_path: Path, monkeypatch: p
     before = shards.code_fingerprint()
     (tmp_path / "a.py").write_text("x = 2\n")
     assert shards.code_fingerprint() != before
+
+
+def test_an_engine_is_closed_however_sampling_ends(tmp_path: Path) -> None:
+    whole, broken = CountingSampler(), CountingSampler(breaks_at=1)
+    sample(tmp_path / "whole", whole)
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path / "broken", broken)
+    assert (whole.n_closed, broken.n_closed) == (1, 1)
+
+
+class WaitingSampler(CountingSampler):
+    """Returns from a call only when two calls run at once."""
+
+    def __init__(self) -> None:
+        super().__init__(n_parallel=2)
+        self.meeting = threading.Barrier(2, timeout=10)
+
+    def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
+        self.meeting.wait()
+        return super().sample(requests, on_progress)
+
+
+def test_shards_run_side_by_side_where_an_engine_takes_several(tmp_path: Path) -> None:
+    sampled = sample(tmp_path / "beside", WaitingSampler())
+    assert sampled.completions == sample(tmp_path / "alone", CountingSampler()).completions
+
+
+class FailingSampler(CountingSampler):
+    """Fails at the shard of the longest prompts."""
+
+    def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
+        if len(requests[-1].prompt_token_ids) == 5:
+            raise ConnectionError("the rank is gone")
+        return super().sample(requests, on_progress)
+
+
+def test_a_shard_that_fails_beside_others_is_an_error_and_theirs_are_kept(tmp_path: Path) -> None:
+    failing = FailingSampler(n_parallel=2)
+    with pytest.raises(ConnectionError, match="the rank is gone"):
+        sample(tmp_path, failing)
+    assert failing.n_closed == 1
+    assert sample(tmp_path, CountingSampler()).n_kept == 4

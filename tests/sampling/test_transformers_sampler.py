@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers import (
 
 from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
-from pipeline.sampling import SampledCompletion, SampleRequest
+from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest
 from pipeline.sampling.transformers_sampler import TransformersSampler
 
 VOCABULARY = 150
@@ -108,7 +109,7 @@ def sample(
     batch: int = 100,
 ) -> list[list[SampledCompletion]]:
     params = SamplingParams(temperature=TEMPERATURE, max_completion_tokens=limit, max_batch_completions=batch)
-    return TransformersSampler(model, end_tokens, params).sample(requests, lambda n_completions, n_tokens: None)
+    return TransformersSampler(model, end_tokens, params).sample(requests, lambda reasons, n_tokens: None)
 
 
 def rows_of(
@@ -229,14 +230,15 @@ def test_an_end_token_in_the_last_permitted_place_is_a_stop(llama: Any) -> None:
 
 def test_progress_adds_up(llama: Any) -> None:
     requests = ragged_requests()
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[Sequence[FinishReason], int]] = []
     params = SamplingParams(temperature=TEMPERATURE, max_completion_tokens=LIMIT, max_batch_completions=6)
     sampler = TransformersSampler(llama, END_TOKENS, params)
-    groups = sampler.sample(requests, lambda n_completions, n_tokens: calls.append((n_completions, n_tokens)))
+    groups = sampler.sample(requests, lambda reasons, n_tokens: calls.append((reasons, n_tokens)))
     rows = [row for _, row in rows_of(requests, groups)]
-    assert sum(n for n, _ in calls) == len(rows) == 28
+    ended = Counter(reason for reasons, _ in calls for reason in reasons)
+    assert ended == Counter(row.finish_reason for row in rows)
+    assert ended.total() == 28
     assert sum(n for _, n in calls) == sum(len(row.token_ids) for row in rows)
-    assert sampler.engine == "transformers"
 
 
 def test_nothing_asked_is_nothing_sampled(llama: Any) -> None:

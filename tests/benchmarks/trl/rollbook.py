@@ -153,7 +153,7 @@ def make_params(task: Task) -> Params:
 def given_rollouts(workload: Workload, step: int) -> pl.DataFrame:
     """The table `rollouts` of the completions that every side gets where the update alone is measured."""
     size, names = workload.sizes.group_size, prompt_names(workload)
-    completions = [SampledCompletion(ids, [0.0] * len(ids), "stop") for ids in workload.completion_token_ids(step)]
+    completions = [SampledCompletion(ids, [0.0] * len(ids), "stop", 0) for ids in workload.completion_token_ids(step)]
     groups = [completions[start : start + size] for start in range(0, len(completions), size)]
     requests = make_requests(names, workload.prompt_token_ids(step), size, step)
     return completion_rows(names, requests, groups, workload.tokenizer, step)

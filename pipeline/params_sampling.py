@@ -1,0 +1,53 @@
+"""The section `sampling` of params.yaml: how completions are drawn, and by which engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.params_sections import Device, Natural, Positive, Section, Temperature
+
+
+class VllmParams(Section):
+    """The engine `vllm`: the offline `LLM` of vLLM, in the stage itself."""
+
+
+class ServerParams(Section):
+    """The engine `server`: running `vllm serve` processes."""
+
+
+class SamplingParams(Section):
+    """How completions are drawn, in rollouts and evaluation alike.
+
+    `shard_completions` is how many completions are kept together as they are finished, and what an engine that can't
+    seed each one alone is seeded for; left out, it is `max_batch_completions` with transformers, 2048 elsewhere.
+    """
+
+    engine: Literal["transformers", "vllm", "server"] = "transformers"
+    temperature: Temperature = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion_tokens: Positive
+    min_completion_tokens: Natural = 0
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    stop_token_ids: list[Natural] = Field(default_factory=list)
+    max_batch_completions: Positive = 128
+    shard_completions: Positive | None = None
+    device: Device = "auto"
+    vllm: VllmParams = VllmParams()
+    server: ServerParams = ServerParams()
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> SamplingParams:
+        if self.top_p != 1.0 or self.top_k not in (0, -1):
+            raise ValueError(
+                f"top_p {self.top_p} and top_k {self.top_k}: truncated sampling biases the ratio that the update "
+                "takes against the whole distribution, so only top_p 1 and top_k 0 are allowed"
+            )
+        return self
+
+    @property
+    def completions_per_shard(self) -> int:
+        """`shard_completions`, or its default for the engine."""
+        return self.shard_completions or (self.max_batch_completions if self.engine == "transformers" else 2048)
