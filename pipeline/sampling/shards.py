@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.fingerprint import digest_files
 from pipeline.sampling import OnProgress, SampledCompletion, Sampler, SampleRequest
@@ -44,6 +45,9 @@ class _Shard:
     requests: list[SampleRequest]
     file: Path
 
+
+ShardT = TypeVar("ShardT")
+ResultT = TypeVar("ResultT")
 
 _Made = tuple[list[list[SampledCompletion]], float]
 """The completions of each request of a shard, and the seconds that they took."""
@@ -88,30 +92,35 @@ def sample_in_shards(
 def _sample_missing(
     shards: Sequence[_Shard], load_sampler: Callable[[], Sampler], on_progress: OnProgress
 ) -> list[tuple[_Shard, _Made]]:
-    """Sample the shards, as many at once as the engine takes, keeping each as it is finished.
-
-    The first error ends the work: shards that have not begun don't begin.
-    """
+    """Sample the shards, keeping each as it is finished."""
     sampler = load_sampler()
 
-    def sample(shard: _Shard) -> _Made:
+    def sample(shard: _Shard) -> tuple[_Shard, _Made]:
         started = time.monotonic()
         groups = sampler.sample(shard.requests, on_progress)
         seconds = (time.monotonic() - started) / min(sampler.n_parallel, len(shards))
         value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
         write_text(json.dumps(value), shard.file)
-        return groups, seconds
+        return shard, (groups, seconds)
 
+    return run_shards(sampler, shards, sample)
+
+
+def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[ShardT], ResultT]) -> list[ResultT]:
+    """What `sample` gives for each shard, in order, as many at once as `sampler` takes, which is closed in the end.
+
+    The first error ends the work: shards that have not begun don't begin.
+    """
     with closing(sampler):
         if sampler.n_parallel == 1:
-            return [(shard, sample(shard)) for shard in shards]
+            return [sample(shard) for shard in shards]
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
             futures = [threads.submit(sample, shard) for shard in shards]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
-            return [(shard, future.result()) for shard, future in zip(shards, futures, strict=True)]
+            return [future.result() for future in futures]
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:
@@ -134,9 +143,12 @@ def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Itera
 
 def code_fingerprint() -> str:
     """SHA-256 of the code that determines what is sampled."""
-    return digest_files(
-        (file.name, file) for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])
-    )
+    return digest_files((file.name, file) for file in code_files())
+
+
+def code_files() -> list[Path]:
+    """The files of `CODE`."""
+    return [file for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
 
 
 def _read(file: Path) -> _Made:
