@@ -2,7 +2,8 @@
 
 A shard is kept under a key made of everything that determines it, the code of the sampling engine included. A stage
 that was killed goes on from the shards that it finished, to the same result, since the cut does not depend on what
-is there already; and an evaluation whose reward alone changed is only scored again.
+is there already; and an evaluation whose reward alone changed is only scored again. A file that was cut off or damaged
+is as good as none: each holds a digest of itself.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def sample_in_shards(
         wanted = [requests[i] for i in indices]
         name = f"{stable_hash(code, *key_parts, [asdict(request) for request in wanted])}.json"
         shards.append(_Shard(indices, wanted, folder / name))
-    missing = [shard for shard in shards if not shard.file.is_file()]
-    kept = [(shard, _read(shard.file)) for shard in shards if shard not in missing]
+    there = [_read(shard.file) for shard in shards]
+    kept = [(shard, made) for shard, made in zip(shards, there, strict=True) if made is not None]
+    missing = [shard for shard, made in zip(shards, there, strict=True) if made is None]
     n_kept = 0
     for _, (groups, _) in kept:
         reasons = [completion.finish_reason for group in groups for completion in group]
@@ -81,7 +83,7 @@ def sample_in_shards(
         on_progress(reasons, 0)
     made = _sample_missing(missing, load_sampler, on_progress) if missing else []
     for stale in set(folder.glob("*.json")) - {shard.file for shard in shards}:
-        stale.unlink()
+        stale.unlink(missing_ok=True)  # a stage beside this one may be faster
     found: dict[int, list[SampledCompletion]] = {}
     for shard, (groups, _) in [*kept, *made]:
         found.update(zip(shard.indices, groups, strict=True))
@@ -99,8 +101,7 @@ def _sample_missing(
         started = time.monotonic()
         groups = sampler.sample(shard.requests, on_progress)
         seconds = (time.monotonic() - started) / min(sampler.n_parallel, len(shards))
-        value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
-        write_text(json.dumps(value), shard.file)
+        _write(groups, seconds, shard.file)
         return shard, (groups, seconds)
 
     return run_shards(sampler, shards, sample)
@@ -151,6 +152,19 @@ def code_files() -> list[Path]:
     return [file for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
 
 
-def _read(file: Path) -> _Made:
-    value = json.loads(file.read_text(encoding="utf-8"))
+def _write(groups: list[list[SampledCompletion]], seconds: float, file: Path) -> None:
+    value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
+    write_text(json.dumps({**value, "digest": stable_hash(file.stem, value)}), file)
+
+
+def _read(file: Path) -> _Made | None:
+    """The shard that is kept as `file`; None where there is none, or it is torn, or not what was written there."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        digest = value.pop("digest")
+        is_whole = digest == stable_hash(file.stem, value)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not is_whole:
+        return None
     return [[SampledCompletion(**each) for each in group] for group in value["completions"]], value["seconds"]
