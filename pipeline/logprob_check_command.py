@@ -125,8 +125,8 @@ def _print(found: LogprobCheck, source: _Source, console: Console) -> None:
         console.print(
             f"{decimal(found.n_without)} more were not trained on: --recompute runs the trainer's model on all"
         )
-    quantiles = ", ".join(f"{name} {decimal(agreement[name])}" for name in (*QUANTILES, "max"))
-    console.print(f"|old - sampling|: mean {decimal(agreement['mean'])}, {quantiles} nats")
+    sizes = ", ".join(f"{name} {decimal(agreement[f'disagreement_{name}'])}" for name in ("mean", *QUANTILES, "max"))
+    console.print(f"|old - sampling| in nats: {sizes}")
     low, high = RATIO_BOUNDS
     console.print(Text(f"Ratio outside [{low}, {high}]: {percent(agreement['outside_fraction'])} of the tokens"))
     for finding in found.findings:

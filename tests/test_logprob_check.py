@@ -68,13 +68,13 @@ def test_numbers_by_hand(frames: Frames) -> None:
     assert found.agreement == {
         "n_completions": 2,
         "n_tokens": 5,
-        "mean": pytest.approx(0.0875),
+        "disagreement_mean": pytest.approx(0.0875),
         "outside_fraction": 0.4,
-        "median": 0.0625,
-        "p90": pytest.approx(0.2),
-        "p99": pytest.approx(0.245),
-        "p999": pytest.approx(0.2495),
-        "max": 0.25,
+        "disagreement_p50": 0.0625,
+        "disagreement_p90": pytest.approx(0.2),
+        "disagreement_p99": pytest.approx(0.245),
+        "disagreement_p999": pytest.approx(0.2495),
+        "disagreement_max": 0.25,
     }
     assert found.n_without == 1
     ratio, effective = found.findings
@@ -117,7 +117,7 @@ def test_other_log_probabilities_take_the_place_of_those_on_record(frames: Frame
         old_logprobs=pl.Series([[-1.5] * 3, [-2.0] * 2], dtype=pl.List(pl.Float32))
     )
     found = check_logprobs(with_logprobs(frame_tables(frames), own), decode, HealthParams(), n_worst=1)
-    assert (found.agreement["max"], found.agreement["median"]) == (0.5, 0.5)
+    assert (found.agreement["disagreement_max"], found.agreement["disagreement_p50"]) == (0.5, 0.5)
 
 
 def test_without_a_tokenizer_ids_stand_for_their_text(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def rollbook(*arguments: str, code: int = 0) -> Result:
 def test_the_command_says_what_was_found(name: tuple[str, ...]) -> None:
     said = rollbook(*name, "--worst", "1").output
     assert said.startswith(f"{'demo/0000' if name else 'data'}: 5 tokens of 2 completions\n1 more were not trained on")
-    assert "mean 0.0875, median 0.0625, p90 0.2, p99 0.245, p999 0.2495, max 0.25 nats" in said
+    assert "|old - sampling| in nats: mean 0.0875, p50 0.0625, p90 0.2, p99 0.245, p999 0.2495, max 0.25\n" in said
     assert "Ratio outside [0.9, 1.1]: 40.0% of the tokens" in said
     assert "warn: ratio of sampler's and trainer's probabilities is 1.096, above 1.05" in said
     assert "⟦" in said

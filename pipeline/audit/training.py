@@ -12,7 +12,7 @@ _PROMPT_ID = pl.col("group_id").str.split("/").list.last().alias("prompt_id")
 
 RATIO_BOUNDS = (0.9, 1.1)
 """Sampler and trainer agree on a token where its ratio, exp(old - sampling), is within these."""
-QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
 def find_truncated(tables: Tables) -> pl.LazyFrame:
@@ -42,7 +42,7 @@ def find_token_disagreements(tables: Tables) -> pl.LazyFrame:
 def find_agreement(tables: Tables) -> pl.LazyFrame:
     """A row per iteration: how far, in nats, the log-probabilities of sampler and trainer are apart on trained tokens.
 
-    `outside_fraction` is the share of tokens whose ratio leaves `RATIO_BOUNDS`; the other columns are of |difference|.
+    `disagreement` is |old - sampling|; `outside_fraction` is the share of tokens whose ratio leaves `RATIO_BOUNDS`.
     """
     both = join_completions(_recorded(tables, "agreement"), tables["rollouts"], "sampling_logprobs")
     old, sampling = (pl.col(name).cast(pl.List(pl.Float64)) for name in ("old_logprobs", "sampling_logprobs"))
@@ -54,10 +54,10 @@ def find_agreement(tables: Tables) -> pl.LazyFrame:
         .agg(
             n_completions=pl.len(),
             n_tokens=size.len(),
-            mean=size.mean(),
             outside_fraction=(~difference.exp().is_between(*RATIO_BOUNDS)).mean(),
-            **{name: size.quantile(fraction, "linear") for name, fraction in QUANTILES.items()},
-            max=size.max(),
+            disagreement_mean=size.mean(),
+            **{f"disagreement_{name}": size.quantile(part, "linear") for name, part in QUANTILES.items()},
+            disagreement_max=size.max(),
         )
     )
 

@@ -296,8 +296,13 @@ def test_how_far_sampler_and_trainer_are_apart() -> None:
     )
     (row,) = ask("agreement", frames).rows(named=True)
     # Sizes 0, 0, 1/4 and 1/2: their mean is 3/16, their median 1/8. Two of four ratios, 0.78 and 1.65, are outside.
-    assert (row["n_completions"], row["n_tokens"], row["mean"], row["outside_fraction"]) == (2, 4, 0.1875, 0.5)
-    assert (row["median"], row["max"]) == (0.125, 0.5)
+    assert (row["n_completions"], row["n_tokens"], row["disagreement_mean"], row["outside_fraction"]) == (
+        2,
+        4,
+        0.1875,
+        0.5,
+    )
+    assert (row["disagreement_p50"], row["disagreement_max"]) == (0.125, 0.5)
 
 
 def test_what_a_step_saw() -> None:
