@@ -72,9 +72,9 @@ def _worst(tables: Tables, decode: Decode, n_worst: int) -> pl.DataFrame:
         .select("completion_id", "prompt_token_ids", "completion_token_ids")
         .collect(engine="streaming")
     )
-    texts = {completion_id: lists for completion_id, *lists in tokens.iter_rows()}
+    lists = {completion_id: (prompt, completion) for completion_id, prompt, completion in tokens.iter_rows()}
     contexts = [
-        in_context(*texts[completion_id], position, decode)
+        in_context(*lists[completion_id], position, decode)
         for completion_id, position in found.select("completion_id", "position").iter_rows()
     ]
     return found.with_columns(context=pl.Series(contexts, dtype=pl.String))

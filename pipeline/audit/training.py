@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipeline.audit.question import COMPLETION, INDEX, Question, has_rows, join_completions, need
-from pipeline.audit.tables import Tables
+from pipeline.audit.question import COMPLETION, Question, has_rows, join_completions, need
+from pipeline.audit.tables import INDEX, Tables
 
 _PROMPT_ID = pl.col("group_id").str.split("/").list.last().alias("prompt_id")
 """As `training_set` has no column of its own for it."""

@@ -27,7 +27,7 @@ from tests.tiny_model import build_tiny_model
 N_COMPLETIONS = len(SELECTED) * GROUP_SIZE
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Threads cost a model this small more than they give."""
     n_threads = torch.get_num_threads()
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+def stored(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     return StoredRun(tmp_path_factory.mktemp("stored"))
 
 
