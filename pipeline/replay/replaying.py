@@ -145,5 +145,9 @@ def run_replay(plan: Plan, on_progress: OnProgress) -> Replay:
     iteration, root = plan.stored.iteration, plan.stored.repository.root
     changes = changed_conditions(plan.recorded, rollouts_metadata(plan.origin, params))
     changes += [f"{file}: its code is not that of {iteration.name}" for file in changed_code(root, iteration.commit)]
+    seeds = dict(plan.rollouts.select("completion_id", "seed").iter_rows())
+    n_other_seeds = sum(completion.seed != seeds[completion_id] for completion_id, completion in again.items())
+    if n_other_seeds:
+        changes.append(f"seed: that of {n_other_seeds} completions is not the one on record")
     completions = compare_completions(plan.rollouts, again)
     return Replay(completions, again, len(found) - len(again), changes, plan.origin.is_repeatable)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -18,15 +17,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline.audit.tables import frame_tables
 from pipeline.errors import BadInput
-from pipeline.params import LoraParams, SamplingParams
+from pipeline.logprob_check import check_logprobs
+from pipeline.params import HealthParams, LoraParams, SamplingParams, TrainingParams
 from pipeline.policy import create_adapter, end_token_ids, load_model, load_tokenizer, save_model
+from pipeline.rollouts import completion_rows
 from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest, vllm_sampler
 from pipeline.sampling.engines import open_sampler
-from pipeline.sampling.transformers_sampler import TransformersSampler
 from pipeline.sampling.vllm_sampler import LORA_RANKS, VllmSampler, describe, make_settings, shard_seed
 from pipeline.table_io import read_table, table_metadata, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
+from pipeline.training.recomputing import recompute_logprobs
+from tests.sampling.two_samples import FALSE_ALARMS, p_value
 from tests.stage_runs import ROOT, run_process, write_params
 from tests.tiny_model import build_tiny_model
 
@@ -154,22 +157,52 @@ def test_logprobs_are_those_after_temperature_of_the_adapted_model(
     assert fmean(bare) > 10 * fmean(adapted)  # the adapter is what was served
 
 
+# Engines agree --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many() -> list[SampleRequest]:
+    """Enough to see a temperature that is off by a tenth: 64 prompts, eight completions of each."""
+    generator = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(3, 99, (1 + i % 20,), generator=generator).tolist() for i in range(64)]
+    return [SampleRequest(prompt, [1000 * i + j for j in range(8)]) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def of_vllm(sampler: VllmSampler, many: list[SampleRequest]) -> Groups:
+    return sampler.sample(many, lambda *_: None)
+
+
+def of_transformers(folders: tuple[Path, Path], requests: list[SampleRequest], **changes: Any) -> Groups:
+    given = params(engine="transformers", **changes)
+    with closing(open_sampler(*folders, load_tokenizer(folders[1]), given, 20)) as opened:
+        return opened.sample(requests, lambda *_: None)
+
+
 @needs_vllm
-def test_completions_are_as_likely_as_those_of_the_transformers_sampler(
-    folders: tuple[Path, Path], requests: list[SampleRequest], sampled: tuple[Groups, Reported]
+def test_engines_draw_from_one_distribution(
+    folders: tuple[Path, Path], many: list[SampleRequest], of_vllm: Groups
 ) -> None:
-    policy, base = folders
-    model = load_model(policy, base, CPU)
-    end_tokens = end_token_ids(model, load_tokenizer(base))
-    other = TransformersSampler(model, end_tokens, params()).sample(requests, lambda *_: None)
+    assert p_value(of_vllm, of_transformers(folders, many)) > FALSE_ALARMS
+    assert p_value(of_vllm, of_transformers(folders, many, temperature=1.1 * TEMPERATURE)) <= FALSE_ALARMS
 
-    def per_completion(groups: Groups) -> list[float]:
-        return [fmean(completion.logprobs) for group in groups for completion in group]
 
-    ours, theirs = per_completion(sampled[0]), per_completion(other)
-    noise = math.hypot(pstdev(ours), pstdev(theirs)) / math.sqrt(len(ours))
-    assert len(ours) == 128
-    assert abs(fmean(ours) - fmean(theirs)) < 4 * noise
+@needs_vllm
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_trainer_finds_tokens_as_likely_as_the_sampler(
+    engine: str, folders: tuple[Path, Path], many: list[SampleRequest], of_vllm: Groups
+) -> None:
+    groups = of_vllm if engine == "vllm" else of_transformers(folders, many)
+    prompt_ids = [f"{i:016x}" for i in range(len(many))]
+    rows = completion_rows(prompt_ids, many, groups, load_tokenizer(folders[1]), 0)
+    training = TrainingParams(learning_rate=1.0, max_tokens_per_microbatch=512, device="cpu")
+    recomputed = recompute_logprobs(rows, *folders, None, training, TEMPERATURE, lambda *_: None)
+    tables = frame_tables({"rollouts": rows, "token_logprobs": recomputed})
+    agreement = check_logprobs(tables, str, HealthParams(), 0).agreement
+    assert agreement["n_tokens"] == sum(len(each.token_ids) for group in groups for each in group)
+    # As above: both round logits to bfloat16, by up to 0.02 each.
+    assert agreement["disagreement_mean"] < 0.03
+    assert agreement["disagreement_p99"] < 0.1
 
 
 @needs_vllm
