@@ -25,7 +25,7 @@ from pipeline.audit.tables import frame_tables
 from pipeline.errors import BadInput
 from pipeline.logprob_check import check_logprobs
 from pipeline.params import HealthParams, LoraParams, SamplingParams, TrainingParams, VllmParams
-from pipeline.policy import create_adapter, end_token_ids, load_model, load_tokenizer, save_model
+from pipeline.policy import create_adapter, load_model, load_tokenizer, save_model
 from pipeline.rollouts import completion_rows
 from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest, vllm_process, vllm_sampler
 from pipeline.sampling.engines import open_sampler
