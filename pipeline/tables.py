@@ -212,6 +212,8 @@ GROUPS = Table(
         _c("reason", pl.String, "why it is kept or dropped"),
     ),
 )
+SURPLUS = "surplus"
+"""How `reason` begins in `groups` where the group would teach, and enough others do."""
 TRAINING_SET = Table(
     "training_set",
     "kept completion",
