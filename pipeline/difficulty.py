@@ -52,7 +52,7 @@ def draw_by_difficulty(
     active.sort(key=lambda each: _clock(each, iteration, seed))
 
     n_due = sum(_age(each, iteration) >= params.revisit_after_iterations for each in retired)
-    n_revisited = min(n_due, math.ceil(params.revisit_fraction * n_prompts))
+    n_revisited = min(n_due, math.ceil(round(params.revisit_fraction * n_prompts, 6)))
     drawn = [
         *((each, "unseen") for each in unseen),
         *((each, f"revisited {_known(each, iteration)}") for each in retired[:n_revisited]),

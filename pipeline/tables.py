@@ -121,7 +121,7 @@ SELECTION = Table(
         ITERATION,
         _c("position", pl.UInt32, "its place in the draw, from 0"),
         PROMPT_ID,
-        _c("reason", pl.String, "why it was drawn"),
+        _c("reason", pl.String, "the rule that drew it, and the pass rate it had"),
     ),
     may_be_empty=False,
 )
