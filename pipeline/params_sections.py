@@ -140,7 +140,7 @@ class DifficultyParams(Section):
 
     retired_below: Fraction = 0.05
     retired_above: Fraction = 0.95
-    revisit_after_iterations: Positive = 5
+    revisit_after_iterations: Positive = 10
     revisit_fraction: Fraction = 0.125
 
     @model_validator(mode="after")

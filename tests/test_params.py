@@ -73,7 +73,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(changes: dict[str,
 
 
 def test_an_unknown_key_like_no_other_is_refused_with_all_that_are_known() -> None:
-    assert refusal(changed({"rollout.qqq": 1})) == "params.yaml: rollout.qqq: unknown key. Known keys here: group_size, oversample."
+    assert (
+        refusal(changed({"rollout.qqq": 1}))
+        == "params.yaml: rollout.qqq: unknown key. Known keys here: group_size, oversample."
+    )
 
 
 MISSING = [
