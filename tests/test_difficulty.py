@@ -173,7 +173,7 @@ def test_everyone_comes_back() -> None:
     assert max(longest[f"p{i}"] for i in (*range(4), *range(60, 64))) == 17
     assert min(n_shown.values()) >= 3
     # Of p31 the weight is 0.25, of p5 and p58 0.073: 3.4 times.
-    assert 2 < 2 * n_shown["p31"] / (n_shown["p5"] + n_shown["p58"]) < 5
+    assert 1.5 < 2 * n_shown["p31"] / (n_shown["p5"] + n_shown["p58"]) < 6
 
 
 def kept_share(strategy: Literal["uniform", "difficulty"]) -> float:
@@ -198,7 +198,7 @@ def kept_share(strategy: Literal["uniform", "difficulty"]) -> float:
         rollouts = rewards.select("completion_id", finish_reason=pl.lit("stop"))
         groups = summarize_groups(rewards.lazy(), rollouts.lazy()).collect()
         stats = update_prompt_stats(stats.lazy(), rewards.lazy(), FilterParams()).collect()
-        n_kept += groups["kept"].sum() if iteration >= 8 else 0
+        n_kept += groups.filter("kept").height if iteration >= 8 else 0
     return n_kept / (16 * 8)
 
 

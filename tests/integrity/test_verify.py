@@ -50,7 +50,7 @@ def test_a_sound_iteration_has_no_problem(sound: Whole) -> None:
     assert found(sound) == []
 
 
-OVERSAMPLED = {"rollout.oversample": 2.0, "filter.target_groups": 3}
+OVERSAMPLED: dict[str, object] = {"rollout.oversample": 2.0, "filter.target_groups": 3}
 """Ten groups for five, of which 0, 1, 5 and 6 are mixed: 6 is surplus."""
 
 
