@@ -38,10 +38,10 @@ def draw_by_difficulty(
     """`n_prompts` of the candidates, or all where there are fewer, as prompt_id and reason, in the order of the draw.
 
     1. Prompts never shown, in the order of `uniform`.
-    2. Retired ones, whose pass rate left [retired_below, retired_above], the longest unseen first: those not shown for
-       `revisit_after_iterations`, at most the fraction `revisit_fraction` of `n_prompts` (rounded up).
+    2. Retired ones, whose pass rate left [retired_below, retired_above], that were not shown for
+       `revisit_after_iterations`: those that waited longest, up to `revisit_fraction` of `n_prompts`, rounded up.
     3. The others, weighted by their signal.
-    4. Where these are too few, more of the retired, the longest unseen first.
+    4. Where these are too few, more of the retired, again by how long they waited.
     """
     unseen = [each for each in candidates if each.n_groups == 0]
     retired = [each for each in candidates if each.n_groups and is_retired(each, params)]

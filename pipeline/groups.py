@@ -92,13 +92,12 @@ def limit_groups(groups: pl.LazyFrame, selection: pl.LazyFrame, target: int | No
     if target is None:
         return groups
     position = selection.select("prompt_id", "position")
-    is_surplus = pl.col("kept") & (pl.col("position").rank("ordinal").over("kept") > target)
+    is_needless = pl.col("kept") & (pl.col("position").rank("ordinal").over("kept") > target)
     return (
         groups.join(position, on="prompt_id", how="left", maintain_order="left")
-        .with_columns(is_surplus=is_surplus)
         .with_columns(
-            kept=pl.col("kept") & ~pl.col("is_surplus"),
-            reason=pl.when("is_surplus").then(pl.lit(f"{SURPLUS}: {target} kept before it")).otherwise("reason"),
+            kept=pl.col("kept") & ~is_needless,
+            reason=pl.when(is_needless).then(pl.lit(f"{SURPLUS}: {target} kept before it")).otherwise("reason"),
         )
         .select(list(GROUPS.schema))
     )

@@ -35,7 +35,7 @@ HARDER = (
     ("products", {"min_digits": 2, "max_digits": 2}),
 )
 HARDER_WEIGHT = 0.3
-"""Of each, beside weights of 7 in all of the default tasks, most of whose prompts are duplicates: half of what is left."""
+"""Of each, beside weights of 7 in all of the default tasks: these are half of the prompts, less their duplicates."""
 
 
 @dataclass(frozen=True)
