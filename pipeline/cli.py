@@ -13,9 +13,11 @@ from typer.core import TyperGroup
 
 from pipeline import audit_commands, export_commands, report_commands, run_commands
 from pipeline.errors import DISK_ERRORS, RollbookError
+from pipeline.logprob_check_command import check_logprob_agreement
 from pipeline.metrics import Metrics, read_metrics
 from pipeline.params import load_params
 from pipeline.presets import describe_method
+from pipeline.replay_command import replay_completions
 from pipeline.rescore_command import rescore_iterations
 from pipeline.rewards.registry import load_terms
 from pipeline.summary import decimal, facts
@@ -42,6 +44,8 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 run_commands.register(app)
 app.command("rescore")(rescore_iterations)
+app.command("replay")(replay_completions)
+app.command("logprob-check")(check_logprob_agreement)
 audit_commands.register(app)
 report_commands.register(app)
 export_commands.register(app)

@@ -6,11 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.params_sections import Device, Natural, Positive, Section, Temperature
+from pipeline.params_sections import Device, Natural, Positive, PositiveFloat, Section, Temperature
 
 
 class VllmParams(Section):
-    """The engine `vllm`: the offline `LLM` of vLLM, in the stage itself."""
+    """The engine `vllm`: the offline `LLM` of vLLM, in processes of the stage.
+
+    `data_parallel_size` engines take a shard each, every one on `tensor_parallel_size` GPUs. `kv_cache_gib` is the key
+    and value cache of each; left out, it is what `gpu_memory_utilization` leaves of a GPU, and 4 GiB on a CPU.
+    """
+
+    tensor_parallel_size: Positive = 1
+    data_parallel_size: Positive = 1
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_cache_gib: PositiveFloat | None = None
+    batch_invariant: bool = False
+    enforce_eager: bool = False
 
 
 class ServerParams(Section):

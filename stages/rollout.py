@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from pipeline.params import Params
 from pipeline.policy import load_tokenizer
 from pipeline.rollouts import completion_rows, make_requests, rollout_metrics, tokenize_prompts
+from pipeline.sampling.origin import rollouts_metadata
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
 from stages import paths
 from stages.inputs import selected_prompts
 from stages.runner import Result, run_stage
-from stages.sampling import Origin, sample_policy
+from stages.sampling import sample_policy
 
 
 def rollout(params: Params) -> Result:
@@ -27,21 +27,12 @@ def rollout(params: Params) -> Result:
     sampled, origin = sample_policy(paths.POLICY, tokenizer, requests, params.sampling, "rollout")
 
     rows = completion_rows(prompt_ids, requests, sampled.completions, tokenizer, params.iteration)
-    metadata = _as_metadata(origin) | {
-        "temperature": repr(params.sampling.temperature),
-        "batching": f"max_batch_completions={params.sampling.max_batch_completions}"
-        f" shard_completions={params.sampling.completions_per_shard}",
-    }
-    write_table(rows, paths.ROLLOUTS, ROLLOUTS, metadata)
+    write_table(rows, paths.ROLLOUTS, ROLLOUTS, rollouts_metadata(origin, params.sampling))
 
     metrics = rollout_metrics(rows, sampled.seconds) | asdict(origin)
     line = f"{rows.height} completions of {len(prompt_ids)} prompts, {metrics['n_completion_tokens']} tokens"
     kept = f", {sampled.n_kept} completions of an earlier try" if sampled.n_kept else ""
     return Result(f"{line}, {metrics['tokens_per_second']:.0f} tokens/s{kept}", metrics)
-
-
-def _as_metadata(origin: Origin) -> dict[str, str]:
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in asdict(origin).items()}
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ ONLY_IN = {
     ],
     "peft": ["pipeline/sampling/", "pipeline/policy.py", "pipeline/base_model.py"],
     "prefect": ["prefect_flows/"],
+    "vllm": ["pipeline/sampling/vllm_engine.py"],
 }
 
 FLOWS_MAY_IMPORT = (

@@ -81,8 +81,15 @@ def find_gaps_in_evaluation(evidence: Evidence) -> pl.LazyFrame:
 
 
 def find_other_seeds(evidence: Evidence) -> pl.LazyFrame:
-    """Completions whose seed is not the hash of the run's seed, iteration, prompt and index."""
+    """Completions whose seed is not the hash of the run's seed, iteration, prompt and index.
+
+    Of an engine that is seeded by the shard, completions whose seed is not that of their group, which no shard divides.
+    """
     params = evidence.params
+    if evidence.rollout_metadata().get("seed_scope") == "shard":
+        seed = pl.col("seed")
+        first = seed.first().over("group_id", order_by="completion_index")
+        return breaks(evidence["rollouts"], "completion_id", seed != first, pl.format("that of its group is {}", first))
     rows = evidence["rollouts"].select("completion_id", "prompt_id", "completion_index", "seed")
 
     def seeds(ids: pl.Series) -> pl.Series:

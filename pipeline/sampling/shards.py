@@ -2,7 +2,8 @@
 
 A shard is kept under a key made of everything that determines it, the code of the sampling engine included. A stage
 that was killed goes on from the shards that it finished, to the same result, since the cut does not depend on what
-is there already; and an evaluation whose reward alone changed is only scored again.
+is there already; and an evaluation whose reward alone changed is only scored again. A file that was cut off or damaged
+is as good as none: each holds a digest of itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.fingerprint import digest_files
 from pipeline.sampling import OnProgress, SampledCompletion, Sampler, SampleRequest
@@ -45,6 +47,9 @@ class _Shard:
     file: Path
 
 
+ShardT = TypeVar("ShardT")
+ResultT = TypeVar("ResultT")
+
 _Made = tuple[list[list[SampledCompletion]], float]
 """The completions of each request of a shard, and the seconds that they took."""
 
@@ -68,8 +73,9 @@ def sample_in_shards(
         wanted = [requests[i] for i in indices]
         name = f"{stable_hash(code, *key_parts, [asdict(request) for request in wanted])}.json"
         shards.append(_Shard(indices, wanted, folder / name))
-    missing = [shard for shard in shards if not shard.file.is_file()]
-    kept = [(shard, _read(shard.file)) for shard in shards if shard not in missing]
+    there = [_read(shard.file) for shard in shards]
+    kept = [(shard, made) for shard, made in zip(shards, there, strict=True) if made is not None]
+    missing = [shard for shard, made in zip(shards, there, strict=True) if made is None]
     n_kept = 0
     for _, (groups, _) in kept:
         reasons = [completion.finish_reason for group in groups for completion in group]
@@ -77,7 +83,7 @@ def sample_in_shards(
         on_progress(reasons, 0)
     made = _sample_missing(missing, load_sampler, on_progress) if missing else []
     for stale in set(folder.glob("*.json")) - {shard.file for shard in shards}:
-        stale.unlink()
+        stale.unlink(missing_ok=True)  # a stage beside this one may be faster
     found: dict[int, list[SampledCompletion]] = {}
     for shard, (groups, _) in [*kept, *made]:
         found.update(zip(shard.indices, groups, strict=True))
@@ -88,30 +94,34 @@ def sample_in_shards(
 def _sample_missing(
     shards: Sequence[_Shard], load_sampler: Callable[[], Sampler], on_progress: OnProgress
 ) -> list[tuple[_Shard, _Made]]:
-    """Sample the shards, as many at once as the engine takes, keeping each as it is finished.
-
-    The first error ends the work: shards that have not begun don't begin.
-    """
+    """Sample the shards, keeping each as it is finished."""
     sampler = load_sampler()
 
-    def sample(shard: _Shard) -> _Made:
+    def sample(shard: _Shard) -> tuple[_Shard, _Made]:
         started = time.monotonic()
         groups = sampler.sample(shard.requests, on_progress)
         seconds = (time.monotonic() - started) / min(sampler.n_parallel, len(shards))
-        value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
-        write_text(json.dumps(value), shard.file)
-        return groups, seconds
+        _write(groups, seconds, shard.file)
+        return shard, (groups, seconds)
 
+    return run_shards(sampler, shards, sample)
+
+
+def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[ShardT], ResultT]) -> list[ResultT]:
+    """What `sample` gives for each shard, in order, as many at once as `sampler` takes, which is closed in the end.
+
+    The first error ends the work: shards that have not begun don't begin.
+    """
     with closing(sampler):
         if sampler.n_parallel == 1:
-            return [(shard, sample(shard)) for shard in shards]
+            return [sample(shard) for shard in shards]
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
             futures = [threads.submit(sample, shard) for shard in shards]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
-            return [(shard, future.result()) for shard, future in zip(shards, futures, strict=True)]
+            return [future.result() for future in futures]
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:
@@ -134,11 +144,27 @@ def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Itera
 
 def code_fingerprint() -> str:
     """SHA-256 of the code that determines what is sampled."""
-    return digest_files(
-        (file.name, file) for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])
-    )
+    return digest_files((file.name, file) for file in code_files())
 
 
-def _read(file: Path) -> _Made:
-    value = json.loads(file.read_text(encoding="utf-8"))
+def code_files() -> list[Path]:
+    """The files of `CODE`."""
+    return [file for path in CODE for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+
+
+def _write(groups: list[list[SampledCompletion]], seconds: float, file: Path) -> None:
+    value = {"seconds": seconds, "completions": [[asdict(each) for each in group] for group in groups]}
+    write_text(json.dumps({**value, "digest": stable_hash(file.stem, value)}), file)
+
+
+def _read(file: Path) -> _Made | None:
+    """The shard that is kept as `file`; None where there is none, or it is torn, or not what was written there."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        digest = value.pop("digest")
+        is_whole = digest == stable_hash(file.stem, value)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not is_whole:
+        return None
     return [[SampledCompletion(**each) for each in group] for group in value["completions"]], value["seconds"]

@@ -10,7 +10,7 @@ from pipeline.errors import BadInput
 from pipeline.table_io import atomic_path, flush_entry
 from pipeline.versioning import objects
 from pipeline.versioning.git import file_at_commit, git
-from pipeline.versioning.lockfile import LOCKFILE, Output, parse_lock, read_cached_outputs
+from pipeline.versioning.lockfile import LOCKFILE, Output, parse_lock, read_cached_outputs, read_locks
 from pipeline.versioning.remote import open_remote
 from pipeline.versioning.repository import Repository, has_remote
 
@@ -35,31 +35,32 @@ class Fetched:
     missing: list[Missing]
 
 
-def fetch_artifact(path: Path, commit: str, target: Path) -> None:
+def fetch_artifact(path: Path, commit: str, target: Path, repository: Repository | None = None) -> None:
     """Put the file or folder that DVC tracks as `path` in `commit` at `target`, whole or not at all.
 
-    It comes from DVC's cache, or through it from the remote where the cache lacks it. Every md5 is verified. The
-    current directory is the checkout whose cache and remote are meant.
+    It comes from DVC's cache, or through it from the remote where the cache lacks it. Every md5 is verified. Cache and
+    remote are those of `repository`, or of the checkout that is the current directory.
 
     Raises:
         BadInput: the commit is unknown, does not track `path`, its objects are nowhere to be had, or one is damaged.
         TransientError: the remote can't be reached.
     """
-    here = Repository(Path.cwd())
+    here = repository or Repository(Path.cwd())
     cache_dir = here.cache_dir
-    lock = parse_lock(file_at_commit(commit, Path(LOCKFILE)).decode("utf-8", "replace"), f"{LOCKFILE} in {commit}")
+    text = file_at_commit(commit, Path(LOCKFILE), here.root).decode("utf-8", "replace")
+    lock = parse_lock(text, f"{LOCKFILE} in {commit}")
     output = lock.get(path.as_posix())
     if output is None:
         raise BadInput(f"{path} in commit {commit}", f"its {LOCKFILE} has no such output", "Name another commit")
     if objects.missing_md5s(cache_dir, output):
         _fetch_one(here, output, commit)
-    again = f"`rollbook fetch {iteration_name(commit)}`, or run that iteration again"
+    again = f"`rollbook fetch {iteration_name(commit, here.root)}`, or run that iteration again"
     with atomic_path(target) as temporary:
         objects.copy_output(cache_dir, output, temporary, again)
 
 
 def _fetch_one(here: Repository, output: Output, commit: str) -> None:
-    name = iteration_name(commit)
+    name = iteration_name(commit, here.root)
     where = f"{output.path} of {name}"
     if not has_remote(here.root):
         lacking = ", ".join(objects.missing_md5s(here.cache_dir, output)[:3])
@@ -69,6 +70,18 @@ def _fetch_one(here: Repository, output: Output, commit: str) -> None:
     if lacking:
         remedy = f"`rollbook fetch {name}` where a remote has it, or run that iteration again"
         raise BadInput(where, f"neither DVC's cache nor the remote has its objects ({lacking})", remedy)
+
+
+def cached_file(repository: Repository, commit: str, folder: str, name: str) -> Path | None:
+    """Where DVC's cache keeps the file `name` of the folder that it tracks as `folder` in `commit`; None if it doesn't.
+
+    Raises:
+        BadInput: the commit is no iteration, or the list of the folder is damaged.
+    """
+    (lock,) = read_locks([commit], repository.root)
+    files = objects.read_folder(repository.cache_dir, lock[folder].md5) if folder in lock else None
+    path = objects.object_path(repository.cache_dir, files[name]) if files and name in files else None
+    return path if path and path.is_file() else None
 
 
 def iteration_name(commit: str, cwd: Path | None = None) -> str:

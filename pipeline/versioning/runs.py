@@ -147,6 +147,21 @@ def select_iterations(repository: Repository, name: str) -> list[Iteration]:
     return chosen
 
 
+def iteration_named(repository: Repository, name: str) -> Iteration:
+    """The one iteration that `demo` (its last), `demo/0003`, a tag, a commit or another revision of Git means.
+
+    Raises:
+        BadInput: there is no such thing, or it is no iteration.
+    """
+    commit = resolve(repository, name)
+    line = lineage_of_revision(repository.root, commit)
+    # The tip of a run may have edits for the next iteration, which are no part of the last one.
+    if not line or (line[-1].commit != commit and name not in _branches(repository)):
+        remedy = "Name a run, an iteration such as demo/0003, or a commit that has such a tag"
+        raise BadInput(name, f"commit {commit[:12]} is no iteration", remedy)
+    return line[-1]
+
+
 def check_name_is_free(repository: Repository, name: str) -> None:
     """Raise `BadInput` where a run called `name` is or was: its tags would mix with those of the new one."""
     check_run_name(name)

@@ -20,7 +20,7 @@ NAMES = [
     *("silent", "duplicates", "length", "short"),
     *("unrewarded", "repetition", "scripts", "gold_in_prompt", "several_answers"),
     *("format", "held_out", "prompts"),
-    *("truncated", "token_mismatch", "steps"),
+    *("truncated", "token_mismatch", "agreement", "steps"),
 ]
 
 TOKEN_LISTS = ("_token_ids", "_logprobs")
@@ -286,6 +286,25 @@ def test_tokens_on_which_sampler_and_trainer_disagree() -> None:
     assert rows.height == 4
 
 
+def test_how_far_sampler_and_trainer_are_apart() -> None:
+    frames = plant(
+        [
+            {"prompt": "a", "steps": [0], "sampling_logprobs": [-0.5, -1.0], "old_logprobs": [-0.5, -1.25]},
+            {"prompt": "a", "steps": [0], "sampling_logprobs": [-2.0, -1.0], "old_logprobs": [-1.5, -1.0]},
+            {"prompt": "a", "sampling_logprobs": [-9.0, -9.0]},
+        ]
+    )
+    (row,) = ask("agreement", frames).rows(named=True)
+    # Sizes 0, 0, 1/4 and 1/2: their mean is 3/16, their median 1/8. Two of four ratios, 0.78 and 1.65, are outside.
+    assert (row["n_completions"], row["n_tokens"], row["disagreement_mean"], row["outside_fraction"]) == (
+        2,
+        4,
+        0.1875,
+        0.5,
+    )
+    assert (row["disagreement_p50"], row["disagreement_max"]) == (0.125, 0.5)
+
+
 def test_what_a_step_saw() -> None:
     frames = plant(
         [
@@ -330,8 +349,9 @@ def test_questions_without_their_input_say_so() -> None:
         ask("format", frames)
     with pytest.raises(Unanswerable, match="no iteration among these was evaluated"):
         ask("held_out", frames)
-    with pytest.raises(Unanswerable, match="nothing was trained on"):
-        ask("token_mismatch", frames)
+    for name in ("token_mismatch", "agreement"):
+        with pytest.raises(Unanswerable, match=f"audit {name}: nothing was trained on"):
+            ask(name, frames)
     with pytest.raises(Unanswerable, match="no completion of these has a verdict"):
         ask("prompts", plant([{"prompt": "a", "is_correct": None}]))
 
@@ -400,7 +420,7 @@ def test_no_order_depends_on_the_order_of_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "flips"])
-def test_token_lists_are_read_for_the_one_question_about_tokens(name: str) -> None:
+def test_token_lists_are_read_for_the_questions_about_tokens(name: str) -> None:
     touched: set[str] = set()
 
     def scan(table: str) -> pl.LazyFrame:
@@ -416,5 +436,6 @@ def test_token_lists_are_read_for_the_one_question_about_tokens(name: str) -> No
         return frame.lazy().with_columns(watched(column) for column in frame.columns if column.endswith(TOKEN_LISTS))
 
     answer(QUESTIONS[name], IterationTables(scan), 3)
-    lists = {"completion_token_ids", "sampling_logprobs", "old_logprobs"}
-    assert touched == (lists if name == "token_mismatch" else set())
+    logprobs = {"sampling_logprobs", "old_logprobs"}
+    lists = {"token_mismatch": {"completion_token_ids", *logprobs}, "agreement": logprobs}
+    assert touched == lists.get(name, set())

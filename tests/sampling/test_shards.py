@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest, shards
 from pipeline.sampling.shards import Sampled, cut_shards, sample_in_shards
+from tests.stage_runs import ROOT
 
 REQUESTS = [SampleRequest([0] * n, [10 * n + i for i in range(2)]) for n in (5, 3, 4, 1)]
 
@@ -147,3 +152,104 @@ def test_a_shard_that_fails_beside_others_is_an_error_and_theirs_are_kept(tmp_pa
         sample(tmp_path, failing)
     assert failing.n_closed == 1
     assert sample(tmp_path, CountingSampler()).n_kept == 4
+
+
+# Damage and company ---------------------------------------------------------------------------------------------------
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "torn": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "no text": lambda text: "\udcff" + text,
+    "another token": lambda text: text.replace("[50]", "[51]"),
+    "another value": lambda text: '"a shard"',
+    "not a number": lambda text: text.replace("-5.0", "NaN"),
+    "an older file": lambda text: text.partition(', "digest"')[0] + "}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_shard_that_is_damaged_is_sampled_again(damage: str, tmp_path: Path) -> None:
+    first = sample(tmp_path, CountingSampler())
+    (file,) = [file for file in tmp_path.iterdir() if "[50]" in file.read_text()]
+    whole = file.read_text()
+    damaged = DAMAGES[damage](whole)
+    assert damaged != whole
+    file.write_bytes(damaged.encode("utf-8", "surrogateescape"))
+    sampler = CountingSampler()
+    again = sample(tmp_path, sampler)
+    assert sampler.calls == [[4, 5]]
+    assert (again.completions, again.n_kept) == (first.completions, 4)
+    assert sample(tmp_path, CountingSampler()).n_kept == 8
+
+
+def test_a_shard_under_the_name_of_another_is_not_believed(tmp_path: Path) -> None:
+    first = sample(tmp_path, CountingSampler())
+    one, other = tmp_path.iterdir()
+    one.write_bytes(other.read_bytes())
+    again = sample(tmp_path, CountingSampler())
+    assert (again.completions, again.n_kept) == (first.completions, 4)
+
+
+class MeddlingSampler(CountingSampler):
+    """Beside it, at each call, another stage works in the same folder: that of the policy `policy`."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        super().__init__()
+        self.folder, self.policy = folder, policy
+
+    def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
+        sample(self.folder, CountingSampler(), self.policy)
+        return super().sample(requests, on_progress)
+
+
+@pytest.mark.parametrize("policy", ["a", "b"])
+def test_two_stages_in_one_folder_do_not_disturb_each_other(policy: str, tmp_path: Path) -> None:
+    """One of the same policy writes the same shards; one of another takes them for stale, and is taken so itself."""
+    beside = sample(tmp_path / "shared", MeddlingSampler(tmp_path / "shared", policy))
+    assert beside.completions == sample(tmp_path / "alone", CountingSampler()).completions
+    assert sample(tmp_path / "shared", CountingSampler()).completions == beside.completions
+
+
+# Kills ----------------------------------------------------------------------------------------------------------------
+
+SAMPLE_SLOWLY = """
+import sys, time
+from pathlib import Path
+from tests.sampling.test_shards import CountingSampler, sample_many
+
+class Slow(CountingSampler):
+    def sample(self, requests, on_progress):
+        time.sleep(0.01)
+        return super().sample(requests, on_progress)
+
+sample_many(Path(sys.argv[1]), Slow())
+print("whole")
+"""
+N_SHARDS = 20
+
+
+def sample_many(folder: Path, sampler: CountingSampler) -> Sampled:
+    requests = [SampleRequest([0] * (n + 1), [10 * n + i for i in range(2)]) for n in range(N_SHARDS)]
+    return sample_in_shards(requests, 2, lambda: sampler, folder, ["a"], lambda *_: None)
+
+
+def test_a_process_that_is_killed_at_any_moment_leaves_whole_shards(tmp_path: Path) -> None:
+    expected = sample_many(tmp_path / "alone", CountingSampler())
+    draw = random.Random(0)
+    folder = tmp_path / "killed"
+    n_kept = [0]
+    while n_kept[-1] < N_SHARDS // 2:
+        process = subprocess.Popen([sys.executable, "-c", SAMPLE_SLOWLY, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
+        wanted = n_kept[-1] + draw.randint(2, 6)
+        while len(list(folder.glob("*.json"))) < wanted:
+            assert process.poll() is None, "it ended before it was killed"
+        time.sleep(draw.uniform(0, 0.01))
+        process.kill()
+        process.communicate()
+        n_kept.append(len(list(folder.glob("*.json"))))
+        assert n_kept[-1] >= wanted
+    sampler = CountingSampler()
+    resumed = sample_many(folder, sampler)
+    assert resumed.completions == expected.completions
+    assert resumed.n_kept == 2 * n_kept[-1]
+    assert len(sampler.calls) == N_SHARDS - n_kept[-1]
