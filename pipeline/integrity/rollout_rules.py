@@ -87,9 +87,10 @@ def find_other_seeds(evidence: Evidence) -> pl.LazyFrame:
     """
     params = evidence.params
     if evidence.rollout_metadata().get("seed_scope") == "shard":
-        seed = pl.col("seed")
-        first = seed.first().over("group_id", order_by="completion_index")
-        return breaks(evidence["rollouts"], "completion_id", seed != first, pl.format("that of its group is {}", first))
+        held = pl.col("seed").first().over("group_id", order_by="completion_index")
+        seeded = evidence["rollouts"].with_columns(held=held)
+        why = pl.format("its seed is {}, and that of its group is {}", "seed", "held")
+        return breaks(seeded, "completion_id", pl.col("seed") != pl.col("held"), why)
     rows = evidence["rollouts"].select("completion_id", "prompt_id", "completion_index", "seed")
 
     def seeds(ids: pl.Series) -> pl.Series:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+import psutil
 
 from pipeline.errors import BadInput
 from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest
@@ -125,15 +128,17 @@ class EngineProcess:
             on_progress(*values)
 
     def close(self) -> None:
-        """End the engine, and wait until it has ended; a thread that waits for it is told that it died."""
+        """End the engine and all its processes; a thread that waits for it is told that it died."""
+        processes = _with_children(self.process.pid)
         with suppress(OSError):  # where the engine has ended already
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
-        try:
-            self.process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        deadline = time.monotonic() + SECONDS_TO_END
+        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in filter(_is_alive, processes):
+            process.kill()
+        self.process.wait()
         self.log.close()
 
     def _receive(self) -> Any:
@@ -164,6 +169,22 @@ class EngineProcess:
         found = [match[0] for line in lines if (match := _CAUSE.search(line))]
         told = [cause for cause in found if not any(start in cause for start in _SAYS_ONLY_THAT_A_WORKER_FAILED)]
         return told[-1] if told else None
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    """The process and all that it started, which hold GPU memory until they end."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _ending(code: int) -> str:

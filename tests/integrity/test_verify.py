@@ -194,6 +194,10 @@ PLANTS: dict[str, tuple[Plant, str]] = {
         cell("rollouts", 2, "seed", 7),
         rf"completion_id {FIRST}/2: its seed is 7, .*\[seeds_are_hashes\]",
     ),
+    "a seed is not that of the shard": (
+        lambda whole: whole.edit("rollouts", _with_seeds_of_shards, seed_scope="shard"),
+        rf"completion_id {FIRST}/2: its seed is 8, and that of its group is 7 \[seeds_are_hashes\]",
+    ),
     "an id does not fit": (
         cell("rollouts", 0, "completion_id", "0000/0"),
         rf"completion_id 0000/0: it has group_id {FIRST}, prompt_id 0{{16}} and index 0 \[ids_fit\]",
@@ -283,6 +287,10 @@ PLANTS: dict[str, tuple[Plant, str]] = {
 def _with_twenty_tokens(rollouts: pl.DataFrame) -> pl.DataFrame:
     longer = with_value(rollouts, 0, "completion_token_ids", list(range(20)))
     return with_value(longer, 0, "sampling_logprobs", [-0.5] * 20)
+
+
+def _with_seeds_of_shards(rollouts: pl.DataFrame) -> pl.DataFrame:
+    return with_value(rollouts.with_columns(seed=pl.lit(7, pl.Int64)), 2, "seed", 8)
 
 
 def _with_one_logprob_less(token_logprobs: pl.DataFrame) -> pl.DataFrame:

@@ -87,13 +87,13 @@ class Whole:
     def read(self, name: str) -> pl.DataFrame:
         return pl.read_parquet(self.root / TABLE_FILES[name][0])
 
-    def edit(self, name: str, change: Edit) -> None:
-        """Change the table `name`, which stays one that its own schema allows."""
+    def edit(self, name: str, change: Edit, **noted: str) -> None:
+        """Change the table `name`, which stays one that its own schema allows, and what is `noted` in its metadata."""
         artifact, table = TABLE_FILES[name]
         metadata = {
             key: value for key, value in table_metadata(self.root / artifact).items() if key != "schema_version"
         }
-        write_table(change(self.read(name)), self.root / artifact, table, metadata)
+        write_table(change(self.read(name)), self.root / artifact, table, metadata | noted)
 
     def _metadata(self, name: str) -> dict[str, str] | None:
         if name != "rollouts":

