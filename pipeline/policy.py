@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from pipeline.errors import BadInput, first_line
@@ -145,9 +153,26 @@ def policy_fingerprint(policy: Path, base: Path) -> str:
 
 def end_token_ids(model: Model, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion: a model may have several (`<|im_end|>` and `<|endoftext|>`, say)."""
+    return _end_token_ids(getattr(model, "generation_config", None), model.config, tokenizer)
+
+
+def stored_end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """`end_token_ids` of the whole model in `folder`, without loading its weights."""
+    has_generation_config = (folder / GENERATION_CONFIG_NAME).is_file()
+    generation = GenerationConfig.from_pretrained(folder) if has_generation_config else None
+    return _end_token_ids(generation, load_config(folder), tokenizer)
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The configuration of the whole model in `folder`."""
+    _check_folder(folder, "config.json")
+    with _named_if_damaged(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=_has_code(folder), local_files_only=True)
+
+
+def _end_token_ids(generation: Any, config: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     found: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for value in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+    for value in (getattr(generation, "eos_token_id", None), config.eos_token_id, tokenizer.eos_token_id):
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     if not found:
         raise BadInput(BASE_IN_ADAPTERS, "neither the model nor the tokenizer names an end token", "Set eos_token_id")

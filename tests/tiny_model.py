@@ -22,10 +22,11 @@ CHATML = (
 )
 
 
-def build_tiny_model(folder: Path, *, characters: str = PRINTABLE_ASCII, seed: int = 0) -> None:
+def build_tiny_model(folder: Path, *, characters: str = PRINTABLE_ASCII, seed: int = 0, head_size: int = 8) -> None:
     """Save a model and its tokenizer to `folder` as a Hugging Face directory; the same arguments, the same bytes.
 
-    The model has 2 layers, hidden size 32, 4 heads with 2 key-value heads, tied embeddings and float32 weights.
+    The model has 2 layers, hidden size 32, 4 heads of `head_size` with 2 key-value heads, tied embeddings and float32
+    weights.
     The tokenizer has the three special tokens and one token per character of `characters`, to which lower-case letters
     and the newline (what the chat template writes) are added; any other character becomes the unknown token.
     """
@@ -37,6 +38,7 @@ def build_tiny_model(folder: Path, *, characters: str = PRINTABLE_ASCII, seed: i
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_size,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,

@@ -12,6 +12,10 @@ from pipeline.sampling import Engine, Sampler
 
 def describe_engine(params: SamplingParams) -> Engine:
     """What will sample under `params`; loads no weights."""
+    if params.engine == "server":
+        from pipeline.sampling import server_sampler
+
+        return server_sampler.describe(params)
     from pipeline.sampling.transformers_sampler import ENGINE
 
     return ENGINE
@@ -19,6 +23,10 @@ def describe_engine(params: SamplingParams) -> Engine:
 
 def open_sampler(policy: Path, base: Path, tokenizer: Any, params: SamplingParams, longest_prompt: int) -> Sampler:
     """The engine of `params` with the policy of the folder `policy`, for prompts of up to `longest_prompt` tokens."""
+    if params.engine == "server":
+        from pipeline.sampling.server_sampler import ServerSampler
+
+        return ServerSampler(policy, base, tokenizer, params, longest_prompt)
     from pipeline.sampling.transformers_sampler import TransformersSampler
 
     model = load_model(policy, base, resolve_device(params.device))
