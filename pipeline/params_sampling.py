@@ -38,7 +38,7 @@ class ServerParams(Section):
     project_path: Annotated[str, Field(pattern=r"^/")] | None = None
     per_completion_seeds: bool = True
     request_time_limit_seconds: PositiveFloat = 600.0
-    recovery_time_limit_seconds: PositiveFloat = 60.0
+    recovery_time_limit_seconds: PositiveFloat = 120.0
     n_tries: Positive = 5
     max_probe_difference: PositiveFloat = 0.1
     api_key_variable: str | None = None

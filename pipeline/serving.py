@@ -15,6 +15,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
 
 GIB = 2**30
+CPU_KV_CACHE_GIB = 4.0
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -65,8 +66,9 @@ def make_serve_command(
     }
     if not is_cpu_build():
         arguments["--gpu-memory-utilization"] = str(vllm.gpu_memory_utilization)
-    if vllm.kv_cache_gib is not None:
-        arguments["--kv-cache-memory-bytes"] = str(int(vllm.kv_cache_gib * GIB))
+    cache_gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_cpu_build() else None)
+    if cache_gib is not None:
+        arguments["--kv-cache-memory-bytes"] = str(int(cache_gib * GIB))
     if lora is not None:
         arguments["--max-lora-rank"] = str(_max_rank(lora.rank))
     switches = ["--enable-prefix-caching", "--disable-uvicorn-access-log"]

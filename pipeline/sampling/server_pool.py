@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pipeline.errors import BadInput, TransientError
 from pipeline.sampling.server_api import START_IT, ServerApi, ServerFault
 
 FIRST_PAUSE_SECONDS = 0.5
-"""Before something is tried again; each further pause is twice as long, up to `LONGEST_PAUSE_SECONDS`."""
+"""Before a server that failed is tried again; each further pause is twice as long, up to `LONGEST_PAUSE_SECONDS`."""
 LONGEST_PAUSE_SECONDS = 30.0
+
+Admit = Callable[[ServerApi], Awaitable[None]]
+"""Returns if a server may be used, and raises `ServerFault` else."""
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(eq=False)
 class _Server:
-    """A server, the completions that it is at, and what is wrong with it while nothing is sent to it."""
+    """A server, the completions that it is at, and what is wrong with it while nothing is sent to it.
+
+    `n_faults` counts those since it last did some work.
+    """
 
     api: ServerApi
     n_running: int = 0
     trouble: ServerFault | None = None
-    recovery: asyncio.Task[None] | None = None
+    n_faults: int = 0
+
+
+@dataclass(eq=False)
+class _Job:
+    """Work that makes `n_completions`, and the servers that failed at it, one after the other."""
+
+    n_completions: int
+    work: Callable[[ServerApi], Awaitable[Any]]
+    result: asyncio.Future[Any]
+    failed_on: list[_Server] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
 
 
 class ServerPool:
@@ -33,7 +50,7 @@ class ServerPool:
 
     Args:
         apis: the servers.
-        admit: returns if a server may be used, and raises `ServerFault` else; asked at first, and after each fault.
+        admit: asked for every server at first, and after each fault until it returns.
         max_completions: how many a server gets at once.
         n_tries: of one piece of work.
         recovery_time_limit_seconds: how long work waits while no server is in order.
@@ -42,7 +59,7 @@ class ServerPool:
     def __init__(
         self,
         apis: Sequence[ServerApi],
-        admit: Callable[[ServerApi], Awaitable[None]],
+        admit: Admit,
         max_completions: int,
         n_tries: int,
         recovery_time_limit_seconds: float,
@@ -52,7 +69,9 @@ class ServerPool:
         self._max_completions = max_completions
         self._n_tries = n_tries
         self._recovery_time_limit_seconds = recovery_time_limit_seconds
-        self._changed = asyncio.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deadline: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Try all servers. One that is down may come later; one that is wrong is a `BadInput`."""
@@ -66,23 +85,19 @@ class ServerPool:
 
     async def run(self, n_completions: int, work: Callable[[ServerApi], Awaitable[ResultT]]) -> ResultT:
         """What `work`, which makes `n_completions`, gives on some server; on another one after a `ServerFault`."""
-        failed: _Server | None = None
-        for n_tried, pause in enumerate(_pauses(), start=1):
-            server = await self._acquire(n_completions, failed)
-            try:
-                return await work(server.api)
-            except ServerFault as fault:
-                self._take_out(server, fault)
-                if n_tried == self._n_tries:
-                    raise fault.as_error() from fault
-                failed = server
-            finally:
-                server.n_running -= n_completions
-                await self._notify()
-            await asyncio.sleep(pause)
-        raise AssertionError("pauses have no end")
+        job = _Job(n_completions, work, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        self._hand_out()
+        try:
+            result: ResultT = await job.result
+            return result
+        finally:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            if job.task is not None:
+                job.task.cancel()  # where the waiting was broken off
 
-    async def check_all(self, check: Callable[[ServerApi], Awaitable[None]]) -> None:
+    async def check_all(self, check: Admit) -> None:
         """Call `check` on every server that is in order; what is wrong with one is a `BadInput`."""
         for server in self._servers:
             if server.trouble is None:
@@ -93,56 +108,54 @@ class ServerPool:
                     if not fault.is_transient:
                         raise fault.as_error() from fault
 
-    async def _acquire(self, n_completions: int, failed: _Server | None) -> _Server:
-        """The server with the least to do that has room for `n_completions`, another than `failed` if there is one."""
-        async with self._changed:
-            while True:
-                in_order = [server for server in self._servers if server.trouble is None]
-                others = [server for server in in_order if server is not failed] or in_order
-                free = [server for server in others if self._has_room(server, n_completions)]
-                if free:
-                    chosen = min(free, key=lambda server: server.n_running)
-                    chosen.n_running += n_completions
-                    return chosen
-                await self._wait(is_all_down=not in_order)
+    def _hand_out(self) -> None:
+        """Start the jobs that wait, in their order, while a server has room for the first."""
+        while self._waiting and (server := self._find_server(self._waiting[0])):
+            job = self._waiting.popleft()
+            server.n_running += job.n_completions
+            job.task = self._start(self._work(job, server))
+        self._watch_deadline()
 
-    async def _wait(self, is_all_down: bool) -> None:
-        """Until something changes; a while at most, where no server is in order."""
-        if not is_all_down:
-            await self._changed.wait()
-            return
+    def _find_server(self, job: _Job) -> _Server | None:
+        """The server with the least to do, if it has room: one that has not failed at the job, where there is one."""
+        in_order = [server for server in self._servers if server.trouble is None]
+        others = [server for server in in_order if server not in job.failed_on] or in_order
+        server = min(others, key=lambda server: server.n_running, default=None)
+        if server is None or (server.n_running and server.n_running + job.n_completions > self._max_completions):
+            return None
+        return server
+
+    async def _work(self, job: _Job, server: _Server) -> None:
         try:
-            async with asyncio.timeout(self._recovery_time_limit_seconds):
-                await self._changed.wait_for(lambda: any(server.trouble is None for server in self._servers))
-        except TimeoutError:
-            raise self._nothing_left() from None
-
-    def _has_room(self, server: _Server, n_completions: int) -> bool:
-        return server.n_running == 0 or server.n_running + n_completions <= self._max_completions
-
-    def _nothing_left(self) -> BadInput:
-        for server in self._servers:
-            if server.recovery is not None and server.recovery.done():
-                server.recovery.result()  # raises what ended it, which was no fault of the server
-        faults = [server.trouble for server in self._servers if server.trouble is not None]
-        where, problem = "params.yaml: sampling.server.urls", f"no server is left: {'; '.join(map(str, faults))}"
-        if any(fault.is_transient for fault in faults):
-            return TransientError(where, problem, f"{START_IT}, and run again: finished shards are kept")
-        return BadInput(where, problem, START_IT)
+            result = await job.work(server.api)
+            server.n_faults = 0
+            if not job.result.done():
+                job.result.set_result(result)
+        except ServerFault as fault:
+            self._take_out(server, fault)
+            job.failed_on.append(server)
+            if len(job.failed_on) == self._n_tries:
+                _fail(job, fault.as_error())
+            else:
+                self._waiting.appendleft(job)
+        except Exception as error:  # any: it is for the one who waits for the result
+            _fail(job, error)
+        finally:
+            server.n_running -= job.n_completions
+            self._hand_out()
 
     def _take_out(self, server: _Server, fault: ServerFault) -> None:
         """Send nothing to the server until it is in order again."""
         if server.trouble is None:
             server.trouble = fault
-            server.recovery = asyncio.create_task(self._recover(server))
+            self._start(self._recover(server))
 
     async def _recover(self, server: _Server) -> None:
-        for pause in _pauses():
+        while server.trouble is not None:
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**server.n_faults, LONGEST_PAUSE_SECONDS))
+            server.n_faults += 1
             server.trouble = await self._try_admit(server)
-            await self._notify()
-            if server.trouble is None:
-                return
-            await asyncio.sleep(pause)
+        self._hand_out()
 
     async def _try_admit(self, server: _Server) -> ServerFault | None:
         try:
@@ -151,10 +164,41 @@ class ServerPool:
             return fault
         return None
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _watch_deadline(self) -> None:
+        """Let the time run while jobs wait and no server is in order."""
+        is_stuck = bool(self._waiting) and all(server.trouble is not None for server in self._servers)
+        if is_stuck and self._deadline is None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._recovery_time_limit_seconds, self._give_up)
+        elif not is_stuck and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        faults = [server.trouble for server in self._servers if server.trouble is not None]
+        where, problem = "params.yaml: sampling.server.urls", f"no server is left: {'; '.join(map(str, faults))}"
+        if any(fault.is_transient for fault in faults):
+            self._fail_waiting(TransientError(where, problem, f"{START_IT}, and run again: finished shards are kept"))
+        else:
+            self._fail_waiting(BadInput(where, problem, START_IT))
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        while self._waiting:
+            _fail(self._waiting.popleft(), error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # an event loop itself keeps no hold of a task
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail_waiting(error)
 
 
-def _pauses() -> Iterator[float]:
-    return (min(FIRST_PAUSE_SECONDS * 2**n, LONGEST_PAUSE_SECONDS) for n in itertools.count())
+def _fail(job: _Job, error: BaseException) -> None:
+    if not job.result.done():  # as it is where nobody waits for it any more
+        job.result.set_exception(error)

@@ -79,12 +79,12 @@ class ServerSampler:
         self._end_token_ids = frozenset(stored_end_token_ids(model, tokenizer)) | frozenset(params.stop_token_ids)
         n_positions = longest_prompt + params.max_completion_tokens
         self._policy = prepare_policy(policy, base, tokenizer, params.server, n_positions)
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(headers=_headers(params.server), timeout=None, limits=unlimited)
         self._pool = self._make_pool()
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         try:
             self._run(self._pool.open())
         except BaseException:  # an interrupt too: no thread may outlive this
