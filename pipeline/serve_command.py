@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +39,15 @@ def serve(
     params = load_params()
     lora = params.training.lora if params.training.method == "lora" else None
     made = make_serve_command(BASE, POLICY, lora, params.sampling, params.seed, _count_positions(params))
-    command = [_find_vllm(dry_run), *made.arguments, "--host", host, "--port", str(port), *context.args]
+    command = [*made.words, "--host", host, "--port", str(port), *context.args]
     if dry_run:
         settings = [f"{key}={value}" for key, value in made.environment.items()]
         typer.echo(shlex.join(["env", *settings, *command]))
         return
+    if shutil.which(command[0]) is None:
+        raise BadInput(
+            "vllm", "there is no such program beside this Python nor on PATH", "Install vLLM: see the README"
+        )
     os.execvpe(command[0], command, {**os.environ, **made.environment, **_api_key(params)})
 
 
@@ -59,17 +62,6 @@ def _count_positions(params: Params) -> int:
     prompts = read_table(PROMPTS_FILE, PROMPTS)
     longest = max(map(len, tokenize_prompts(prompts, load_tokenizer(BASE))))
     return longest + params.sampling.max_completion_tokens
-
-
-def _find_vllm(is_named_only: bool) -> str:
-    """The program beside this Python, or on the path."""
-    beside = Path(sys.executable).parent / "vllm"
-    found = str(beside) if beside.is_file() else shutil.which("vllm")
-    if found is None and not is_named_only:
-        raise BadInput(
-            "vllm", "there is no such program beside this Python nor on PATH", "Install vLLM: see the README"
-        )
-    return found or "vllm"
 
 
 def _api_key(params: Params) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,9 +26,9 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """The arguments of `vllm serve`, and what its environment needs beside what is there."""
+    """The words of the command, and what its environment needs beside what is there."""
 
-    arguments: list[str]
+    words: list[str]
     environment: dict[str, str]
 
 
@@ -61,6 +62,7 @@ def make_serve_command(
         "--seed": str(seed),
         "--tensor-parallel-size": str(vllm.tensor_parallel_size),
         "--data-parallel-size": str(vllm.data_parallel_size),
+        "--api-server-count": "1",  # of several, only one would know an adapter that is loaded later
         "--logprobs-mode": "processed_logprobs",  # after temperature
         "--generation-config": "vllm",  # else a model's own top_k, say, would truncate the distribution
     }
@@ -79,7 +81,15 @@ def make_serve_command(
     takes_weights = "VLLM_SERVER_DEV_MODE" if lora is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environment = {**_ENVIRONMENT, takes_weights: "1", "VLLM_BATCH_INVARIANT": str(int(vllm.batch_invariant))}
     flags = [part for pair in arguments.items() for part in pair]
-    return ServeCommand(["serve", str(model.absolute()), *flags, *switches], environment)
+    return ServeCommand([*_program(), str(model.absolute()), *flags, *switches], environment)
+
+
+def _program() -> list[str]:
+    """What starts vLLM's server, up to the model."""
+    if is_cpu_build():  # its program `vllm` asks for its version by the name of the package for CUDA, and breaks
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    beside = Path(sys.executable).parent / "vllm"
+    return [str(beside) if beside.is_file() else "vllm", "serve"]
 
 
 def _max_rank(rank: int) -> int:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from pipeline import serve_command, serving
+from pipeline import serving
 from pipeline.cli import app
 from pipeline.fingerprint import fingerprint_folders
 from pipeline.table_io import write_table
@@ -83,19 +83,22 @@ def test_a_whole_model_is_served_so_that_its_weights_can_be_exchanged() -> None:
 def test_the_process_becomes_that_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(os, "execvpe", lambda *given: started.append(given))
-    monkeypatch.setattr(serve_command, "_find_vllm", lambda _: "/usr/bin/vllm")
+    program = tmp_path / "bin/vllm"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(serving.sys, "executable", str(tmp_path / "bin/python"))
     monkeypatch.setenv("ROLLBOOK_TEST_KEY", "secret")
     write(sampling__server={"urls": ["http://h:8000"], "api_key_variable": "ROLLBOOK_TEST_KEY"})
     assert run().exit_code == 0
-    ((program, words, environment),) = started
-    assert (program, words[:2]) == ("/usr/bin/vllm", ["/usr/bin/vllm", "serve"])
+    ((file, words, environment),) = started
+    assert (file, words[:2]) == (str(program), [str(program), "serve"])
     assert environment["VLLM_API_KEY"] == "secret"
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_command, "sys", type("Sys", (), {"executable": "/nowhere/python"}))
+    monkeypatch.setattr(serving.sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     result = run()
     assert result.exit_code == 1
@@ -112,7 +115,10 @@ def test_a_cpu_server_is_not_started_for_seeds_that_kill_it(monkeypatch: pytest.
     assert result.exit_code == 1
     assert "sampling.server.per_completion_seeds" in result.output
     write(sampling__server={"urls": ["http://h:8000"], "per_completion_seeds": False})
-    assert "--gpu-memory-utilization" not in dry_run()
+    words = dry_run()
+    assert "--gpu-memory-utilization" not in words
+    assert value_of("--kv-cache-memory-bytes", words) == str(4 * 2**30)
+    assert value_of("--model", words) == str(Path("data/base").absolute())
 
 
 def test_a_rank_beyond_those_of_vllm_is_named() -> None:

@@ -151,7 +151,7 @@ def put_policy(name: str) -> None:
 
 def open_sampler(params: SamplingParams, **changes: Any) -> ServerSampler:
     given = params.model_copy(update={"server": params.server.model_copy(update=changes)})
-    return ServerSampler(POLICY, BASE, load_tokenizer(BASE), given, longest_prompt=60)
+    return ServerSampler(POLICY, BASE, load_tokenizer(BASE), given, longest_prompt=4)
 
 
 REQUESTS = [SampleRequest([1, 30 + i, 40, 50], [10 * i + j for j in range(16)]) for i in range(4)]
@@ -222,7 +222,7 @@ def test_a_server_of_another_base_is_refused(server: subprocess.Popen[bytes], pr
     (Path("other") / "config.json").write_text((BASE / "config.json").read_text() + "\n")
     tokenizer = load_tokenizer(BASE)
     with pytest.raises(BadInput, match=r"it serves rollbook-\w+.*, and not rollbook-"):
-        ServerSampler(POLICY, Path("other"), tokenizer, params, longest_prompt=60)
+        ServerSampler(POLICY, Path("other"), tokenizer, params, longest_prompt=4)
 
 
 def test_a_server_that_is_killed_midway_is_a_transient_error_and_the_finished_shard_is_kept(
