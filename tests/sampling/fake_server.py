@@ -112,6 +112,7 @@ class FakeServer:
         scaled = [-each / temperature for each in range(5)]
         total = math.log(sum(map(math.exp, scaled)))
         top = {f"token_id:{token}": logprob - total for token, logprob in enumerate(scaled)}
+        top[f"token_id:{50 + len(self.seen)}"] = -9.0  # vLLM tells of the one that was drawn too
         probe = self.policy.probe
         given: list[Any] = [None]
         for token, logprob in zip(probe.token_ids[1:], probe.logprobs, strict=True):
