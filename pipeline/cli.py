@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from pipeline import audit_commands, export_commands, report_commands, run_commands
+from pipeline import audit_commands, export_commands, report_commands, run_commands, serve_command
 from pipeline.errors import DISK_ERRORS, RollbookError
 from pipeline.logprob_check_command import check_logprob_agreement
 from pipeline.metrics import Metrics, read_metrics
@@ -49,6 +49,7 @@ app.command("logprob-check")(check_logprob_agreement)
 audit_commands.register(app)
 report_commands.register(app)
 export_commands.register(app)
+serve_command.register(app)
 
 
 @app.callback()

@@ -4,7 +4,8 @@ Source: the dynamic sampling of DAPO (arXiv 2503.14476, section 3.2) drops group
 whose advantages are zero. Deviations from the paper:
 1. The outcome comes from the verifier's verdicts, not from the reward, so that a shaping term (a format reward, say)
    can't smuggle an all-wrong group in; and equal rewards drop a group too.
-2. A dropped group is not replaced by sampling more.
+2. A dropped group is not replaced by sampling again and again until the batch is full: `rollout.oversample` rolls out
+   more groups than are wanted, once, and `limit_groups` keeps the first of those that teach.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import polars as pl
 
 from pipeline.advantages import rewards_are_equal, sample_std
-from pipeline.params import FilterParams
-from pipeline.tables import GROUPS, PROMPT_STATS, TRAINING_SET, Outcome
+from pipeline.params import FilterParams, RolloutParams, SelectParams
+from pipeline.tables import GROUPS, PROMPT_STATS, SURPLUS, TRAINING_SET, Outcome
 
 REASONS = {
     "mixed": "mixed outcomes",
@@ -65,6 +66,46 @@ def summarize_groups(rewards: pl.LazyFrame, rollouts: pl.LazyFrame) -> pl.LazyFr
         .select(list(GROUPS.schema))
         .sort("group_id")
     )
+
+
+def target_groups(select: SelectParams, rollout: RolloutParams, params: FilterParams) -> int | None:
+    """How many groups are kept at most; None where there is no limit.
+
+    Where more are rolled out than `select.n_prompts`, that is the limit unless `filter.target_groups` gives one.
+
+    >>> select = SelectParams(n_prompts=16)
+    >>> target_groups(select, RolloutParams(group_size=8, oversample=1.5), FilterParams())
+    16
+    """
+    if params.target_groups is None and rollout.oversample > 1:
+        return select.n_prompts
+    return params.target_groups
+
+
+def limit_groups(groups: pl.LazyFrame, selection: pl.LazyFrame, target: int | None) -> pl.LazyFrame:
+    """`groups`, in which the first `target` kept ones stay kept, by their prompt's position in `selection`.
+
+    The order was fixed before anything was rolled out, so which groups are kept does not depend on which completions
+    were short or done first. The others are surplus: their completions stay on record, and in their prompts'
+    statistics.
+    """
+    if target is None:
+        return groups
+    position = selection.select("prompt_id", "position")
+    is_needless = pl.col("kept") & (pl.col("position").rank("ordinal").over("kept") > target)
+    return (
+        groups.join(position, on="prompt_id", how="left", maintain_order="left")
+        .with_columns(
+            kept=pl.col("kept") & ~is_needless,
+            reason=pl.when(is_needless).then(pl.lit(f"{SURPLUS}: {target} kept before it")).otherwise("reason"),
+        )
+        .select(list(GROUPS.schema))
+    )
+
+
+def is_surplus() -> pl.Expr:
+    """Whether a row of `groups` is one that teaches and was not needed."""
+    return pl.col("reason").str.starts_with(SURPLUS)
 
 
 def build_training_set(advantages: pl.LazyFrame, groups: pl.LazyFrame, rollouts: pl.LazyFrame) -> pl.LazyFrame:

@@ -17,6 +17,7 @@ from pipeline.params_sections import (
     BaseModelParams,
     CodeParams,
     Device,
+    DifficultyParams,
     EvaluateParams,
     FilterParams,
     Finite,
@@ -47,6 +48,7 @@ __all__ = [
     "BaseModelParams",
     "CodeParams",
     "Device",
+    "DifficultyParams",
     "FilterParams",
     "Finite",
     "HealthParams",
@@ -64,6 +66,7 @@ __all__ = [
     "ReasoningGymParams",
     "ReasoningGymTask",
     "ReportParams",
+    "RolloutParams",
     "SamplingParams",
     "ScoreParams",
     "Section",
@@ -111,10 +114,17 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Params:
-        if self.select.n_prompts > self.prompts.train_size:
+        n_groups = self.rollout.count_groups(self.select.n_prompts)
+        if n_groups > self.prompts.train_size:
+            times = f" x rollout.oversample {self.rollout.oversample:g}" if self.rollout.oversample > 1 else ""
             raise ValueError(
-                f"select.n_prompts {self.select.n_prompts} is more than prompts.train_size {self.prompts.train_size}, "
-                "and no prompt is shown twice in an iteration"
+                f"select.n_prompts {self.select.n_prompts}{times} is more than prompts.train_size "
+                f"{self.prompts.train_size}, and no prompt is shown twice in an iteration"
+            )
+        if self.filter.target_groups is not None and self.filter.target_groups > n_groups:
+            raise ValueError(
+                f"filter.target_groups {self.filter.target_groups} is more than the {n_groups} groups that "
+                "select.n_prompts and rollout.oversample come to"
             )
         if self.evaluate.n_prompts > self.prompts.eval_size:
             raise ValueError(

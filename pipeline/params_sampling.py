@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.params_sections import Device, Natural, Positive, PositiveFloat, Section, Temperature
 
@@ -25,7 +25,30 @@ class VllmParams(Section):
 
 
 class ServerParams(Section):
-    """The engine `server`: running `vllm serve` processes."""
+    """The engine `server`: running `vllm serve` processes, which get up to `max_batch_completions` at once each.
+
+    `project_path` is where the servers see the folder that holds params.yaml, if that is another path than here.
+    `per_completion_seeds` must be false for servers on a CPU, whose engine dies of a seed. With all servers down, work
+    waits for one up to `recovery_time_limit_seconds`. `max_probe_difference` is how far a server's log-probabilities of
+    a fixed text may be from the policy's, in nats per token on average. The variable of the environment called
+    `api_key_variable` holds the key that servers were started with.
+    """
+
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+(/[^/\s]+)*$")]] = Field(default_factory=list)
+    project_path: Annotated[str, Field(pattern=r"^/")] | None = None
+    per_completion_seeds: bool = True
+    request_time_limit_seconds: PositiveFloat = 600.0
+    recovery_time_limit_seconds: PositiveFloat = 120.0
+    n_tries: Positive = 5
+    max_probe_difference: PositiveFloat = 0.1
+    api_key_variable: str | None = None
+
+    @field_validator("urls")
+    @classmethod
+    def _are_distinct(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"{value} names a server twice")
+        return value
 
 
 class SamplingParams(Section):
@@ -56,6 +79,12 @@ class SamplingParams(Section):
                 f"top_p {self.top_p} and top_k {self.top_k}: truncated sampling biases the ratio that the update "
                 "takes against the whole distribution, so only top_p 1 and top_k 0 are allowed"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> SamplingParams:
+        if self.engine == "server" and not self.server.urls:
+            raise ValueError("engine server needs server.urls, the addresses of running servers (see `rollbook serve`)")
         return self
 
     @property

@@ -7,6 +7,7 @@ A section has the name of the stage that reads it, but for `base_model` (base), 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -134,16 +135,44 @@ class StartParams(Section):
     fresh_optimizer: bool = False
 
 
+class DifficultyParams(Section):
+    """Which prompts `select.strategy: difficulty` retires by their recent pass rate, and when it shows them again."""
+
+    retired_below: Fraction = 0.05
+    retired_above: Fraction = 0.95
+    revisit_after_iterations: Positive = 10
+    revisit_fraction: Fraction = 0.125
+
+    @model_validator(mode="after")
+    def _leaves_some(self) -> DifficultyParams:
+        if self.retired_below >= self.retired_above:
+            raise ValueError(
+                f"retired_below {self.retired_below} is not below retired_above {self.retired_above}: all are retired"
+            )
+        return self
+
+
 class SelectParams(Section):
     """Which prompts an iteration shows."""
 
     n_prompts: Positive
+    strategy: Literal["uniform", "difficulty"] = "uniform"
+    difficulty: DifficultyParams = DifficultyParams()
 
 
 class RolloutParams(Section):
-    """How many completions each prompt gets: the group."""
+    """How many completions each prompt gets, the group, and how many groups there are for each that is wanted."""
 
     group_size: Annotated[int, Field(ge=2, le=65_535)]
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+
+    def count_groups(self, n_prompts: int) -> int:
+        """How many groups are rolled out where `n_prompts` are wanted.
+
+        >>> RolloutParams(group_size=8, oversample=1.1).count_groups(10)
+        11
+        """
+        return math.ceil(round(n_prompts * self.oversample, 6))  # 10 * 1.1 is 11.000000000000002
 
 
 class MathParams(Section):
@@ -241,9 +270,10 @@ class ScoreParams(Section):
 
 
 class FilterParams(Section):
-    """Bookkeeping of the filter; its rules are fixed."""
+    """How many groups the filter keeps at most, and its bookkeeping; its rules are fixed."""
 
     pass_rate_decay: Fraction = 0.5
+    target_groups: Positive | None = None
 
 
 class EvaluateParams(Section):

@@ -121,7 +121,7 @@ SELECTION = Table(
         ITERATION,
         _c("position", pl.UInt32, "its place in the draw, from 0"),
         PROMPT_ID,
-        _c("reason", pl.String, "why it was drawn"),
+        _c("reason", pl.String, "the rule that drew it, and the pass rate it had"),
     ),
     may_be_empty=False,
 )
@@ -212,6 +212,8 @@ GROUPS = Table(
         _c("reason", pl.String, "why it is kept or dropped"),
     ),
 )
+SURPLUS = "surplus"
+"""How `reason` begins in `groups` where the group would teach, and enough others do."""
 TRAINING_SET = Table(
     "training_set",
     "kept completion",

@@ -10,7 +10,13 @@ from typing import Any
 import polars as pl
 
 from pipeline.advantages import compute_advantages
-from pipeline.groups import build_training_set, summarize_groups, update_prompt_stats
+from pipeline.groups import (
+    build_training_set,
+    limit_groups,
+    summarize_groups,
+    target_groups,
+    update_prompt_stats,
+)
 from pipeline.params import Params
 from pipeline.seeds import stable_seed
 from pipeline.tables import (
@@ -32,7 +38,7 @@ def sound_frames(params: Params, stats: pl.DataFrame | None = None, first_step: 
     `stats` are those of the prompts before it, and `first_step` is the number of its single optimizer step.
     """
     stats = PROMPT_STATS.empty() if stats is None else stats
-    prompt_ids = [f"{number:016x}" for number in range(params.select.n_prompts)]
+    prompt_ids = [f"{number:016x}" for number in range(params.rollout.count_groups(params.select.n_prompts))]
     held_out = [f"{number:016x}" for number in range(10_000, 10_000 + params.prompts.eval_size)]
     completions = [
         _completion(params, prompt_id, place, index)
@@ -70,7 +76,8 @@ def _followed(params: Params, frames: dict[str, pl.DataFrame]) -> dict[str, pl.D
     """What normalize and filter make."""
     rollouts, rewards = frames["rollouts"].lazy(), frames["rewards"].lazy()
     advantages = compute_advantages(rewards, params.normalize)
-    groups = summarize_groups(rewards, rollouts)
+    target = target_groups(params.select, params.rollout, params.filter)
+    groups = limit_groups(summarize_groups(rewards, rollouts), frames["selection"].lazy(), target)
     return {
         "advantages": advantages.collect(),
         "groups": groups.collect(),

@@ -11,10 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.advantages import EQUAL_REWARDS, compute_advantages
-from pipeline.groups import EQUAL_REASON, REASONS, build_training_set, summarize_groups, update_prompt_stats
-from pipeline.params import FilterParams, NormalizeParams
+from pipeline.groups import (
+    EQUAL_REASON,
+    REASONS,
+    build_training_set,
+    is_surplus,
+    limit_groups,
+    summarize_groups,
+    target_groups,
+    update_prompt_stats,
+)
+from pipeline.params import FilterParams, NormalizeParams, RolloutParams, SelectParams
 from pipeline.table_checks import check_schema, check_table
-from pipeline.tables import GROUPS, PROMPT_STATS, TRAINING_SET, FinishReason, LogProbs, Table, Tokens
+from pipeline.tables import GROUPS, PROMPT_STATS, SELECTION, TRAINING_SET, FinishReason, LogProbs, Table, Tokens
 
 Row = tuple[float | None, bool | None]
 """The reward of a completion and its verdict."""
@@ -177,6 +186,64 @@ def test_the_training_set_follows_the_rollouts() -> None:
     assert found["advantage"].to_list() == [-0.5, 0.5]
     assert found["is_truncated"].to_list() == [True, False]
     assert found["completion_token_ids"].to_list() == [[2, 2], [0, 2]]
+
+
+MIXED: list[Row] = [(1, True), (0, False)]
+WRONG: list[Row] = [(0, False), (0, False)]
+
+
+def selection_of(order: str) -> pl.LazyFrame:
+    """The prompts named by the letters of `order`, in that order."""
+    rows = [(0, position, prompt_id, "epoch 0") for position, prompt_id in enumerate(order)]
+    return pl.DataFrame(rows, schema=SELECTION.schema, orient="row").lazy()
+
+
+def limited(groups: dict[str, list[Row]], order: str, target: int | None) -> pl.DataFrame:
+    rewards = reward_table(groups)
+    summary = summarize_groups(rewards.lazy(), rollout_table(rewards).lazy())
+    return checked(limit_groups(summary, selection_of(order), target), GROUPS)
+
+
+def test_the_first_groups_that_teach_are_kept_and_the_others_are_surplus() -> None:
+    groups = {"a": MIXED, "b": WRONG, "c": MIXED, "d": MIXED, "e": MIXED}
+    found = limited(groups, "dbeac", 2)
+    assert list(found.select("prompt_id", "kept", "reason").iter_rows()) == [
+        ("a", False, "surplus: 2 kept before it"),
+        ("b", False, REASONS["all_wrong"]),
+        ("c", False, "surplus: 2 kept before it"),
+        ("d", True, REASONS["mixed"]),
+        ("e", True, REASONS["mixed"]),
+    ]
+    assert found.filter(is_surplus())["prompt_id"].to_list() == ["a", "c"]
+    assert found.drop("kept", "reason").equals(summarize(groups).drop("kept", "reason"))
+
+
+@pytest.mark.parametrize("target", [None, 2, 3])
+def test_where_there_are_no_more_than_wanted_nothing_changes(target: int | None) -> None:
+    groups = {"a": MIXED, "b": WRONG, "c": MIXED}
+    assert limited(groups, "cba", target).equals(summarize(groups))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_a_limit_keeps_a_beginning_of_the_selection(teaches: list[bool], target: int, seed: int) -> None:
+    letters = "abcdefgh"[: len(teaches)]
+    groups = {name: MIXED if is_mixed else WRONG for name, is_mixed in zip(letters, teaches, strict=True)}
+    order = "".join(random.Random(seed).sample(letters, len(letters)))
+    found = limited(groups, order, target)
+    expected = [name for name in order if groups[name] is MIXED][:target]
+    assert set(found.filter("kept")["prompt_id"]) == set(expected)
+    assert found.filter(pl.col("kept") | is_surplus()).height == sum(teaches)
+
+
+@pytest.mark.parametrize(
+    ("oversample", "given_target", "expected"), [(1.0, None, None), (1.5, None, 16), (1.5, 20, 20), (1.0, 8, 8)]
+)
+def test_the_target_is_what_is_wanted_where_more_are_rolled_out(
+    oversample: float, given_target: int | None, expected: int | None
+) -> None:
+    rollout = RolloutParams(group_size=8, oversample=oversample)
+    assert target_groups(SelectParams(n_prompts=16), rollout, FilterParams(target_groups=given_target)) == expected
 
 
 def test_prompt_statistics_over_two_iterations() -> None:

@@ -38,6 +38,7 @@ def test_row_repeats_the_metrics() -> None:
         "eval_pass_at_1": 0.234375,
         "eval_pass_at_1_low": 0.1695,
         "eval_pass_at_1_high": 0.3147,
+        "n_surplus": None,
         "n_all_correct": 2,
         "n_all_wrong": 7,
         "pass_rate": 0.3125,
@@ -60,8 +61,13 @@ def test_row_is_null_where_there_is_no_number() -> None:
         "eval_pass_at_1",
         "eval_pass_at_1_low",
         "eval_pass_at_1_high",
+        "n_surplus",
         "pass_rate",
     ]
+
+
+def test_surplus_groups_are_counted_where_the_filter_did() -> None:
+    assert history_row(0, sample_metrics(filter={"n_surplus": 3}))["n_surplus"] == 3
 
 
 def test_before_is_the_parents_after_where_it_was_not_measured_again() -> None:

@@ -73,7 +73,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(changes: dict[str,
 
 
 def test_an_unknown_key_like_no_other_is_refused_with_all_that_are_known() -> None:
-    assert refusal(changed({"rollout.qqq": 1})) == "params.yaml: rollout.qqq: unknown key. Known keys here: group_size."
+    assert (
+        refusal(changed({"rollout.qqq": 1}))
+        == "params.yaml: rollout.qqq: unknown key. Known keys here: group_size, oversample."
+    )
 
 
 MISSING = [
@@ -114,6 +117,10 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("prompts.source.reasoning_gym.0.weight", 0, POSITIVE),
     ("prompts.source.reasoning_gym.0.task", 5, "valid string"),
     ("select.n_prompts", 0, POSITIVE),
+    ("select.strategy", "hardest", "'uniform' or 'difficulty'"),
+    ("rollout.oversample", 0.9, "greater than or equal to 1"),
+    ("rollout.oversample", float("inf"), FINITE),
+    ("filter.target_groups", 0, POSITIVE),
     ("rollout.group_size", 1, "greater than or equal to 2"),
     ("rollout.group_size", 65_536, "less than or equal to 65535"),
     ("sampling.engine", "vllm_cpu", "'transformers'"),
@@ -263,6 +270,15 @@ RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"training.n_processes": 2}, "training: n_processes 2 does not go with launcher single; set it to torchrun"),
     ({"evaluate.k": [1, 4]}, "evaluate: pass@4 needs n_completions of at least 4"),
     ({"select.n_prompts": 2001}, "select.n_prompts 2001 is more than prompts.train_size 2000"),
+    (
+        {"rollout.oversample": 200.0},
+        "select.n_prompts 16 x rollout.oversample 200 is more than prompts.train_size 2000",
+    ),
+    ({"filter.target_groups": 17}, "filter.target_groups 17 is more than the 16 groups that select.n_prompts and"),
+    (
+        {"select.difficulty": {"retired_below": 0.5, "retired_above": 0.5}},
+        "select.difficulty: retired_below 0.5 is not below retired_above 0.5: all are retired",
+    ),
     ({"evaluate.n_prompts": 513}, "evaluate.n_prompts 513 is more than prompts.eval_size 512"),
     ({"iteration": 1}, "iteration 1 with parent None: iteration 0 has no parent"),
     ({"parent": COMMIT}, f"iteration 0 with parent {COMMIT}: iteration 0 has no parent"),
@@ -283,6 +299,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"prompts.source": FILE_SOURCE},
     {"prompts.source": {"file": "x.csv", "prompt": "question"}, "prompts.verifier": "none"},
     {"prompts.source": DATASET_SOURCE},
+    {"rollout.oversample": 2, "filter.target_groups": 24},
+    {"rollout.oversample": 125.0},
     {"evaluate.k": [1, 4], "evaluate.n_completions": 4},
     {"select.n_prompts": 2000, "evaluate.n_prompts": 512},
     {"training.lora.target_modules": ["q_proj", "v_proj"], "training.lora.alpha": 32},

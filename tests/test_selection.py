@@ -1,4 +1,4 @@
-"""The draw of prompts: without replacement, in a seeded order, epoch after epoch."""
+"""The draw of prompts: without replacement and seeded; `uniform` goes epoch after epoch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from pipeline.selection import select_prompts
 from pipeline.table_checks import check_schema, check_table
 from pipeline.tables import PROMPT_STATS, SELECTION
 
+STATISTICS = {
+    name: PROMPT_STATS.schema[name] for name in ("prompt_id", "n_groups", "recent_pass_rate", "last_iteration")
+}
+
 
 def prompts(n_train: int, n_eval: int = 3) -> pl.DataFrame:
     n_prompts = n_train + n_eval
@@ -26,12 +30,14 @@ def prompts(n_train: int, n_eval: int = 3) -> pl.DataFrame:
 
 
 def stats(n_groups: dict[str, int]) -> pl.DataFrame:
-    counts = pl.Series(list(n_groups.values()), dtype=pl.UInt32)
-    return pl.DataFrame({"prompt_id": pl.Series(list(n_groups), dtype=pl.String), "n_groups": counts})
+    known = {"recent_pass_rate": None, "last_iteration": 0}
+    rows = [{"prompt_id": prompt_id, "n_groups": n, **known} for prompt_id, n in n_groups.items()]
+    return pl.DataFrame(rows, schema=STATISTICS)
 
 
 def draw(n_train: int, n_groups: dict[str, int], n_prompts: int, seed: int = 0, iteration: int = 0) -> pl.DataFrame:
-    return select_prompts(prompts(n_train), stats(n_groups), iteration, seed, SelectParams(n_prompts=n_prompts))
+    params = SelectParams(n_prompts=n_prompts)
+    return select_prompts(prompts(n_train), stats(n_groups), iteration, seed, n_prompts, params)
 
 
 def test_table_obeys_its_schema() -> None:
@@ -43,7 +49,7 @@ def test_table_obeys_its_schema() -> None:
 
 
 def test_no_statistics_yet_is_epoch_0_of_the_train_split_alone() -> None:
-    selection = select_prompts(prompts(5), PROMPT_STATS.empty(), 0, 0, SelectParams(n_prompts=5))
+    selection = select_prompts(prompts(5), stats({}), 0, 0, 5, SelectParams(n_prompts=5))
     assert set(selection["prompt_id"]) == {f"{i:016x}" for i in range(5)}
     assert set(selection["reason"]) == {"epoch 0"}
 
@@ -94,3 +100,31 @@ def test_epochs_end_only_when_every_prompt_was_seen(n_train: int, n_prompts: int
 def test_too_few_train_prompts_name_both_counts() -> None:
     with pytest.raises(BadInput, match=r"select.n_prompts: 5 prompts are needed, and the train split has 4\. "):
         draw(4, {}, 5)
+
+
+def test_more_prompts_than_are_wanted_begin_with_those() -> None:
+    few = select_prompts(prompts(20), stats({}), 0, 3, 8, SelectParams(n_prompts=8))
+    more = select_prompts(prompts(20), stats({}), 0, 3, 12, SelectParams(n_prompts=8))
+    assert more.head(8).equals(few)
+    assert more["position"].to_list() == [*range(12)]
+
+
+def test_difficulty_gets_what_the_statistics_know() -> None:
+    known = pl.DataFrame(
+        [
+            (f"{0:016x}", 2, 0.5, 3),
+            (f"{1:016x}", 1, 1.0, 3),
+            (f"{3:016x}", 9, 0.5, 3),  # of the eval split
+            ("vanished", 9, 0.5, 3),
+        ],
+        schema=STATISTICS,
+        orient="row",
+    )
+    params = SelectParams(n_prompts=3, strategy="difficulty")
+    selection = select_prompts(prompts(3), known, 4, 0, 3, params)
+    check_table(selection, SELECTION, "selection")
+    assert list(selection.select("prompt_id", "reason").iter_rows()) == [
+        (f"{2:016x}", "unseen"),  # added to the run
+        (f"{0:016x}", "signal p=0.50"),
+        (f"{1:016x}", "filler p=1.00 after 1 iteration"),
+    ]

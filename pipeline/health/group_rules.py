@@ -9,6 +9,7 @@ from pipeline.health.finding import Finding, Limit, bounded, holds
 from pipeline.history_rows import HistoryRow
 from pipeline.metrics import finite
 from pipeline.params import HealthParams
+from pipeline.tables import SURPLUS
 
 
 def group_kept(evidence: Evidence, limits: HealthParams) -> Finding:
@@ -24,7 +25,9 @@ def _group_kept(evidence: Evidence) -> Finding:
         advice = "Raise sampling.max_completion_tokens, or set training.mask_truncated to false"
         return Finding("group_kept", "warn", n_kept, 1, message, advice)
     if n_kept > 0:
-        return holds("group_kept", 1, f"{n_kept} of {n_groups} groups are kept", n_kept)
+        n_surplus = metrics["filter"].get("n_surplus", 0)
+        more = f", and {n_surplus} more were not needed" if n_surplus else ""
+        return holds("group_kept", 1, f"{n_kept} of {n_groups} groups are kept{more}", n_kept)
     outcomes: dict[str, int] = metrics["filter"]["outcomes"]
     common = max(outcomes, key=lambda outcome: outcomes[outcome], default="unscorable")
     message = f"none of the {n_groups} groups is kept, so the policy is unchanged; most are {common}"
@@ -44,15 +47,16 @@ _ADVICE = {
 def groups_teach(evidence: Evidence, limits: HealthParams) -> Finding:
     """Warns where more than `max_no_signal_fraction` of the groups are dropped, and with them their rollouts.
 
-    Where all are, `group_kept` says so.
+    Those that teach and are surplus don't count. Where all are dropped, `group_kept` says so.
     """
     counts = evidence.metrics["filter"]
     n_groups, outcomes = counts["n_groups"], counts["outcomes"]
+    n_teaching = counts["n_kept"] + counts.get("n_surplus", 0)
     dropped = {outcome: n for outcome, n in outcomes.items() if outcome != "mixed"} or {"unscorable": 0}
     finding = bounded(
         "groups_teach",
         "fraction of groups without a signal",
-        (n_groups - counts["n_kept"]) / n_groups if counts["n_kept"] else "no group is kept",
+        (n_groups - n_teaching) / n_groups if counts["n_kept"] else "no group is kept",
         Limit(limits.max_no_signal_fraction),
         _ADVICE[max(dropped, key=lambda outcome: dropped[outcome])],
     )
@@ -111,5 +115,5 @@ def _pass_rate_held(now: float | None, before: HistoryRow | None, max_drop: floa
 def _dropped(evidence: Evidence) -> str:
     return (
         f"select group_id, outcome, reason from groups where iteration = {evidence.iteration}"
-        " and not kept order by group_id"
+        f" and not kept and not starts_with(reason, '{SURPLUS}') order by group_id"
     )

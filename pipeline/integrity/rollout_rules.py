@@ -47,8 +47,8 @@ def find_unselected(evidence: Evidence) -> pl.LazyFrame:
 
 
 def find_gaps_in_selection(evidence: Evidence) -> pl.LazyFrame:
-    """Places of the selection that are not 0 to `select.n_prompts` less one."""
-    n_prompts = evidence.params.select.n_prompts
+    """Places of the selection that are not 0 to `select.n_prompts` x `rollout.oversample` less one."""
+    n_prompts = evidence.params.rollout.count_groups(evidence.params.select.n_prompts)
     places = pl.LazyFrame({"position": range(n_prompts)}, schema={"position": pl.UInt32})
     return same_keys(evidence["selection"], places, "position", f"the {n_prompts} places of select.n_prompts")
 

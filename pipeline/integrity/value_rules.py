@@ -5,7 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from pipeline.advantages import compute_advantages
-from pipeline.groups import build_training_set, summarize_groups, update_prompt_stats
+from pipeline.groups import (
+    build_training_set,
+    limit_groups,
+    summarize_groups,
+    target_groups,
+    update_prompt_stats,
+)
 from pipeline.integrity.evidence import Evidence
 from pipeline.integrity.rules import Rule, breaks, compare, same_keys
 from pipeline.rewards.composition import column_of, compose_rewards
@@ -95,8 +101,11 @@ def find_other_advantages(evidence: Evidence) -> pl.LazyFrame:
 
 
 def find_other_groups(evidence: Evidence) -> pl.LazyFrame:
-    """Groups that are not what rewards and rollouts make of them."""
-    expected = summarize_groups(evidence["rewards"], evidence["rollouts"])
+    """Groups that are not what rewards and rollouts make of them, and the order of the selection of the surplus."""
+    params = evidence.params
+    target = target_groups(params.select, params.rollout, params.filter)
+    summary = summarize_groups(evidence["rewards"], evidence["rollouts"])
+    expected = limit_groups(summary, evidence["selection"], target)
     close = ["reward_mean", "reward_std"]
     exact = [name for name in GROUPS.schema if name not in ("group_id", *close)]
     return compare(evidence["groups"], expected, "group_id", exact, close)
@@ -131,7 +140,7 @@ RULES = (
     Rule("judgements_have_their_keys", "judgements", ("judgements",), find_other_questions),
     Rule("one_advantage_each", "advantages", ("advantages", "rollouts"), find_without_advantage),
     Rule("advantages_follow", "advantages", ("advantages", "rewards"), find_other_advantages),
-    Rule("groups_follow", "groups", ("groups", "rewards", "rollouts"), find_other_groups),
+    Rule("groups_follow", "groups", ("groups", "rewards", "rollouts", "selection"), find_other_groups),
     Rule(
         "training_set_follows",
         "training_set",

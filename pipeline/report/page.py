@@ -94,11 +94,15 @@ def draw_curves(history: list[HistoryRow]) -> dict[str, Markup]:
     band = ("eval_pass_at_1_low", "eval_pass_at_1_high")
     pass_rates = {"pass_rate": "in training", "eval_pass_at_1": "held-out, 95% interval"}
     outcomes = {"n_kept": "kept", "n_all_correct": "all correct", "n_all_wrong": "all wrong"}
+    if any(row["n_surplus"] for row in history):
+        outcomes["n_surplus"] = "surplus"
     drawn = {
         "Pass rate": charts.curve_chart(history, pass_rates, band),
         "Reward": charts.curve_chart(history, {"reward_mean": "mean reward"}),
         "KL to the reference": charts.curve_chart(history, {"kl": "nats per token"}),
-        "Groups": charts.curve_chart(history, outcomes, colors=("var(--accent)", "var(--good)", "var(--bad)")),
+        "Groups": charts.curve_chart(
+            history, outcomes, colors=("var(--accent)", "var(--good)", "var(--bad)", "var(--second)")
+        ),
         "Entropy": charts.curve_chart(history, {"entropy": "nats per token"}),
         "Clip fraction": charts.curve_chart(history, {"clip_fraction": "fraction"}),
         "Completion tokens": charts.curve_chart(history, {"completion_tokens_mean": "mean"}),

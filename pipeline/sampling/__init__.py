@@ -21,7 +21,8 @@ class SampleRequest:
 class SampledCompletion:
     """The sampled tokens (the end token included) and the log-probability of each, in nats, after temperature.
 
-    `seed` is the one that held: the completion's own, or that of its shard.
+    `seed` is the one that held: the completion's own, or that of its shard. With an engine whose `seed_scope` is "none"
+    it is the completion's own, which the engine did not take.
     """
 
     token_ids: list[int]
@@ -38,12 +39,13 @@ OnProgress = Callable[[Sequence[FinishReason], int], None]
 class Engine:
     """What samples, known before weights are loaded.
 
-    `seed_scope` says what has a seed of its own. `is_repeatable` promises the same bytes for the same shard.
+    `seed_scope` says what has a seed of its own, "none" that nothing has. `is_repeatable` promises the same bytes for
+    the same shard.
     """
 
     name: str
     version: str
-    seed_scope: Literal["completion", "shard"]
+    seed_scope: Literal["completion", "shard", "none"]
     is_repeatable: bool
 
 

@@ -16,6 +16,10 @@ def describe_engine(params: SamplingParams) -> Engine:
         from pipeline.sampling import vllm_sampler
 
         return vllm_sampler.describe(params)
+    if params.engine == "server":
+        from pipeline.sampling import server_sampler
+
+        return server_sampler.describe(params)
     from pipeline.sampling.transformers_sampler import ENGINE
 
     return ENGINE
@@ -27,6 +31,10 @@ def open_sampler(policy: Path, base: Path, tokenizer: Any, params: SamplingParam
         from pipeline.sampling.vllm_sampler import VllmSampler
 
         return VllmSampler(policy, base, tokenizer, params, longest_prompt)
+    if params.engine == "server":
+        from pipeline.sampling.server_sampler import ServerSampler
+
+        return ServerSampler(policy, base, tokenizer, params, longest_prompt)
     from pipeline.sampling.transformers_sampler import TransformersSampler
 
     model = load_model(policy, base, resolve_device(params.device))

@@ -38,6 +38,21 @@ def test_more_than_half_of_the_groups_without_a_signal_warn(n_kept: int, level: 
     assert finding.advice == ("" if level == "ok" else finding.advice)
 
 
+def test_surplus_groups_teach_and_are_not_listed() -> None:
+    outcomes = {"all_correct": 2, "all_wrong": 3, "mixed": 11}
+    counts = {"n_kept": 4, "n_surplus": 7, "outcomes": outcomes}
+    finding = groups_teach(evidence(sample_metrics(filter=counts)), LIMITS)
+    assert (finding.level, finding.value) == ("ok", 0.3125)  # 1 - (4 + 7) / 16
+    kept = group_kept(evidence(sample_metrics(filter=counts)), LIMITS)
+    assert kept.message == "4 of 16 groups are kept, and 7 more were not needed"
+    frames = sample_frames()
+    surplus = pl.when(pl.int_range(pl.len()) == 6).then(pl.lit("surplus: 6 kept before it")).otherwise("reason")
+    frames["groups"] = frames["groups"].with_columns(reason=surplus)
+    warned = groups_teach(evidence(sample_metrics(filter={"n_surplus": 1}), frames=frames), LIMITS)
+    assert (warned.level, warned.value) == ("warn", 0.5625)  # 1 - (6 + 1) / 16
+    assert ids(warned)[0] == "0000/0000000000000007"  # the one before it is surplus
+
+
 def test_groups_that_teach_nothing_are_explained_by_their_commonest_outcome() -> None:
     outcomes = {"all_correct": 12, "all_wrong": 1, "mixed": 3}
     finding = groups_teach(evidence(sample_metrics(filter={"n_kept": 3, "outcomes": outcomes})), LIMITS)

@@ -50,6 +50,19 @@ def test_a_sound_iteration_has_no_problem(sound: Whole) -> None:
     assert found(sound) == []
 
 
+OVERSAMPLED: dict[str, object] = {"rollout.oversample": 2.0, "filter.target_groups": 3}
+"""Ten groups for five, of which 0, 1, 5 and 6 are mixed: 6 is surplus."""
+
+
+def test_a_sound_iteration_with_surplus_has_no_problem(tmp_path: Path) -> None:
+    whole = Whole(tmp_path)
+    whole.write(OVERSAMPLED)
+    assert found(whole) == []
+    whole.edit("selection", lambda frame: frame.with_columns(prompt_id=pl.col("prompt_id").reverse()))
+    said = " ".join(found(whole))
+    assert "groups.parquet: group_id 0000/0000000000000000: its kept is true, and should be false" in said
+
+
 def cell(table: str, row: int, column: str, value: object) -> Plant:
     return lambda whole: whole.edit(table, lambda frame: with_value(frame, row, column, value))
 

@@ -15,6 +15,7 @@ from pipeline.health import Evidence, diagnose
 from pipeline.history_rows import history_row
 from pipeline.params import HealthParams, ReportParams
 from pipeline.report import ReportInput, render_report
+from pipeline.report.page import draw_curves
 from tests.iteration_sample import lazy_tables, no_group_kept, sample_frames, sample_metrics
 
 PARAMS = ReportParams(health=HealthParams(max_no_signal_fraction=0.7))
@@ -132,6 +133,12 @@ def test_before_is_what_the_parent_measured_after() -> None:
     assert "before the update 23.4% after iteration 0, measured there" in text
     assert "Held-out pass@1 before 23.4% measured after the update of the parent" in text
     assert "from commit ababababab" in text
+
+
+def test_surplus_groups_have_a_curve_where_there_are_any() -> None:
+    rows = [history_row(k, sample_metrics(filter={"n_surplus": k})) for k in range(2)]
+    assert ">surplus</text>" in draw_curves(rows)["Groups"]
+    assert ">surplus</text>" not in draw_curves(rows[:1] * 2)["Groups"]
 
 
 def test_without_a_reward_no_distribution_is_drawn() -> None:

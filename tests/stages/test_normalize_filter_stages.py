@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.params import Params
 from pipeline.table_io import read_table, write_table
-from pipeline.tables import ADVANTAGES, GROUPS, PROMPT_STATS, REWARDS, ROLLOUTS, TRAINING_SET
+from pipeline.tables import ADVANTAGES, GROUPS, PROMPT_STATS, REWARDS, ROLLOUTS, SELECTION, TRAINING_SET
 from stages.filter import filter_groups
 from stages.normalize import normalize
 from stages.runner import Result
@@ -33,10 +33,10 @@ def path_of(name: str, folder: Path = Path()) -> Path:
 
 
 def write_inputs(folder: Path, outcomes: list[str] | None = None, iteration: int = 0) -> None:
-    """Rollouts and their rewards, statistics of one prompt seen before, and params."""
+    """Selection, rollouts and their rewards, statistics of one prompt seen before, and params."""
     write_params(folder, {})
     frames = sample_frames(iteration, outcomes or OUTCOMES)
-    for table in (ROLLOUTS, REWARDS):
+    for table in (SELECTION, ROLLOUTS, REWARDS):
         write_table(frames[table.name], path_of(table.name, folder), table)
     seen = {"prompt_id": [f"{0:016x}"], "n_groups": [1], "n_completions": [4], "n_correct": [1]}
     seen |= {"pass_rate": [0.25], "recent_pass_rate": [0.25], "last_iteration": [0]}
@@ -147,6 +147,44 @@ def test_statistics_go_on_from_those_before(run: Run) -> None:
     assert stats[f"{4:016x}"]["recent_pass_rate"] == 1.0
 
 
+def test_groups_beyond_the_target_are_surplus(run: Run, tmp_path: Path) -> None:
+    stats = path_of("next_prompt_stats").read_bytes()
+    edit("selection", lambda frame: frame.with_columns(prompt_id=pl.col("prompt_id").reverse()))
+    write_params(tmp_path, {"filter.target_groups": 1})
+    assert ", 4 completions (1 all_correct, 1 all_wrong, 2 mixed, 1 unscorable), 1 surplus (" in run("filter").out
+    groups = read_table(path_of("groups"), GROUPS)
+    assert groups["kept"].to_list() == [False, False, True, False, False]  # the third comes before the first
+    assert groups["reason"][0] == "surplus: 1 kept before it"
+    assert read_table(path_of("training_set"), TRAINING_SET)["group_id"].unique().to_list() == [f"0000/{2:016x}"]
+    assert path_of("next_prompt_stats").read_bytes() == stats
+    found = metrics("filter")
+    assert {key: found[key] for key in ("n_groups", "n_kept", "n_surplus", "target_groups", "n_missing")} == {
+        "n_groups": 5,
+        "n_kept": 1,
+        "n_surplus": 1,
+        "target_groups": 1,
+        "n_missing": 0,
+    }
+    assert found["signal_fraction"] == 0.4  # (1 + 1) / 5
+    assert found["dropped_reasons"]["surplus: 1 kept before it"] == 1
+
+
+def test_fewer_groups_than_wanted_go_on_and_are_counted(run: Run, tmp_path: Path) -> None:
+    write_params(tmp_path, {"filter.target_groups": 3})
+    assert ", 1 unscorable), 1 fewer than wanted (" in run("filter").out
+    assert (metrics("filter")["n_kept"], metrics("filter")["n_missing"]) == (2, 1)
+
+
+def test_a_selection_of_other_prompts_is_refused(run: Run) -> None:
+    before = outputs("filter")
+    edit("selection", lambda frame: frame.filter(pl.col("prompt_id") != f"{3:016x}"))
+    ended = run("filter")
+    assert (ended.code, ended.record["kind"]) == (1, "bad_input")
+    problem = f"it lacks prompt_id '{3:016x}', which data/rollouts.parquet has"
+    assert ended.record["message"].startswith(f"data/selection.parquet: {problem}. Run `dvc repro`")
+    assert outputs("filter") == before
+
+
 def test_an_iteration_in_which_no_group_is_kept_goes_on(run: Run, tmp_path: Path) -> None:
     write_inputs(tmp_path, ["all_wrong", "all_correct"])
     for stage in WORK:
@@ -246,7 +284,7 @@ def test_a_table_that_breaks_a_rule_is_named(
     assert outputs(stage) == before
 
 
-@pytest.mark.parametrize(("stage", "name"), CASES)
+@pytest.mark.parametrize(("stage", "name"), [*CASES, ("filter", "selection")])
 def test_a_missing_or_damaged_table_is_named(stage: str, name: str, run: Run) -> None:
     before = outputs(stage)
     content = path_of(name).read_bytes()

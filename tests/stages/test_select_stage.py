@@ -83,6 +83,25 @@ def test_draw_goes_over_the_end_of_an_epoch(
     assert (metrics["epoch_min"], metrics["epoch_max"]) == (0, 1)
 
 
+def test_difficulty_counts_its_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_stats([1] * 20)
+    changes = {"select.strategy": "difficulty", "rollout.oversample": 1.25, "iteration": 3, "parent": "0" * 40}
+    write_params(tmp_path, changes)
+    assert run_here("select", select, monkeypatch, capsys).code == 0
+    selection = read_table(paths.SELECTION, SELECTION)
+    assert selection["reason"].to_list() == ["unseen"] * 10 + ["signal p=0.50"] * 10  # 1.25 x 16 = 20
+    metrics = json.loads((paths.METRICS / "select.json").read_text())
+    assert metrics["n_by_rule"] == {"unseen": 10, "signal": 10}
+    assert (metrics["strategy"], metrics["n_prompts"], metrics["epoch_min"], metrics["epoch_max"]) == (
+        "difficulty",
+        20,
+        0,
+        1,
+    )
+
+
 def nothing() -> None:
     pass
 
@@ -103,10 +122,15 @@ def twins() -> None:
 
 
 BAD_INPUT: dict[str, tuple[Callable[[], object], dict[str, Any], str]] = {
+    "too few train prompts for oversampling": (
+        nothing,
+        {"rollout.oversample": 2.0},
+        "params.yaml: select.n_prompts: 32 prompts are needed, and the train split has 30. Lower it or rollout.",
+    ),
     "too few train prompts": (
         nothing,
         {"select.n_prompts": 31},
-        "params.yaml: select.n_prompts: 31 prompts are needed, and the train split has 30. Lower it, or raise",
+        "params.yaml: select.n_prompts: 31 prompts are needed, and the train split has 30. Lower it or rollout.",
     ),
     "no prompts": (
         paths.PROMPTS.unlink,

@@ -1,0 +1,114 @@
+"""What a server answers when it is asked for completions, checked in full: it may be garbage, cut off, another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.sampling import FinishReason
+
+ROUNDING = 1e-3
+"""By how much a log-probability may be above zero, where a GPU rounds; it is zero then."""
+
+TokenId = Annotated[int, Field(ge=0)]
+LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class TokenLogProbs(_Part):
+    """Of a completion: the log-probability of each of its tokens."""
+
+    token_logprobs: list[LogProb]
+
+
+class Choice(_Part):
+    """A completion."""
+
+    index: int
+    token_ids: list[TokenId]
+    logprobs: TokenLogProbs
+    finish_reason: FinishReason
+    prompt_token_ids: list[int] | None = None
+
+
+class Answer(_Part):
+    """The body of an answer of `/v1/completions`, as far as it is used."""
+
+    model: str
+    choices: list[Choice]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What was asked for: `n` completions of the prompt by the model called `model`.
+
+    An end token ends a completion from the place `min_tokens` on. `has_stop_strings` says that text may end one too.
+    """
+
+    model: str
+    prompt_token_ids: list[int]
+    n: int
+    n_vocabulary: int
+    end_token_ids: frozenset[int]
+    has_stop_strings: bool
+    min_tokens: int
+    max_tokens: int
+
+
+def read_answer(content: bytes, expected: Expected) -> list[Choice]:
+    """The completions in the body of an answer; a `ValueError` says what is wrong with it.
+
+    >>> expected = Expected("m", [5], 1, 9, frozenset({2}), False, 0, 3)
+    >>> body = '{"model": "m", "choices": [{"index": 0, "token_ids": [4, 2], "finish_reason": "stop", "logprobs": %s}]}'
+    >>> read_answer((body % '{"token_logprobs": [-0.5, -1.5]}').encode(), expected)[0].token_ids
+    [4, 2]
+    >>> read_answer((body % '{"token_logprobs": [-0.5]}').encode(), expected)
+    Traceback (most recent call last):
+        ...
+    ValueError: completion 0 has 1 log-probabilities for 2 tokens
+    """
+    try:
+        answer = Answer.model_validate_json(content)
+    except ValidationError as error:
+        raise ValueError(_problem(error, content)) from error
+    if answer.model != expected.model:
+        raise ValueError(f"it is from the model {answer.model!r}, and {expected.model!r} was asked")
+    choices = sorted(answer.choices, key=lambda choice: choice.index)
+    if [choice.index for choice in choices] != list(range(expected.n)):
+        raise ValueError(f"it has {len(choices)} completions, and {expected.n} were asked for")
+    for choice in choices:
+        if problem := _find_problem(choice, expected):
+            raise ValueError(f"completion {choice.index} {problem}")
+    return choices
+
+
+def _find_problem(choice: Choice, expected: Expected) -> str | None:
+    """The rule that a completion breaks."""
+    ids, n_tokens, n_logprobs = choice.token_ids, len(choice.token_ids), len(choice.logprobs.token_logprobs)
+    if not 0 < n_tokens <= expected.max_tokens:
+        return f"has {n_tokens} tokens, which is not between 1 and {expected.max_tokens}"
+    if n_logprobs != n_tokens:
+        return f"has {n_logprobs} log-probabilities for {n_tokens} tokens"
+    if max(ids) >= expected.n_vocabulary:
+        return f"has the token {max(ids)}, and the vocabulary ends at {expected.n_vocabulary - 1}"
+    if choice.prompt_token_ids not in (None, expected.prompt_token_ids):
+        return "is of another prompt than the one that was sent"
+    if any(token in expected.end_token_ids for token in ids[expected.min_tokens : -1]):
+        return "goes on after an end token"
+    if choice.finish_reason == "length" and n_tokens < expected.max_tokens:
+        return f"is cut off after {n_tokens} of {expected.max_tokens} tokens"
+    if choice.finish_reason == "stop" and not expected.has_stop_strings and ids[-1] not in expected.end_token_ids:
+        return f"stops at the token {ids[-1]}, which is no end token"
+    return None
+
+
+def _problem(error: ValidationError, content: bytes) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    shown = content[:200].decode(errors="replace")
+    return f"{place + ': ' if place else ''}{first['msg']} (it begins with {shown!r})"

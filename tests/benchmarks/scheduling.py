@@ -1,0 +1,121 @@
+"""What prompt scheduling buys: `select.strategy` and `rollout.oversample`, on the default task with harder prompts.
+
+`python -m tests.benchmarks.scheduling FOLDER [key=value ...]` clones what is committed here into FOLDER and trains
+there. One run is shared: it shows each of 64 prompts twice. Each strategy goes on from its end until it has sampled as
+many completions as the others, so that the runs differ in nothing but which prompts they show and keep. All are then
+evaluated on the same held-out prompts. The same command again goes on where it was stopped.
+
+The default task has 960 prompts and is learned in a dozen iterations, before any prompt comes again. So that there is
+something to schedule, there are fewer prompts here, and half of them are sums and products of numbers of two digits:
+some of these are learned slowly, and some never.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from ruamel.yaml import YAML
+
+from pipeline.history_rows import HistoryRow, read_history
+from tests.end_to_end.checkout import person_environment
+from tests.stage_runs import ROOT
+
+N_SHARED = 8
+"""Iterations of the shared run: 64 prompts, 16 an iteration, each twice."""
+
+HARDER = (
+    ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}),
+    ("products", {"min_digits": 2, "max_digits": 2}),
+)
+HARDER_WEIGHT = 0.3
+"""Of each, beside weights of 7 in all of the default tasks: these are half of the prompts, less their duplicates."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run that goes on from the shared one for `n_iterations`."""
+
+    run: str
+    n_iterations: int
+    settings: tuple[str, ...]
+
+    @property
+    def last(self) -> int:
+        return N_SHARED + self.n_iterations - 1
+
+
+SIDES = (
+    Side("uniform", 8, ("select.strategy=uniform",)),
+    Side("difficulty", 8, ("select.strategy=difficulty",)),
+    Side("oversampled", 4, ("select.strategy=difficulty", "rollout.oversample=2.0")),
+)
+
+
+def main(folder: Path, settings: list[str]) -> None:
+    """Train in `folder` and print a table; `settings` are key=value of params.yaml."""
+    if not folder.exists():
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        for key, value in (("user.name", "bench"), ("user.email", "bench@example.org")):
+            subprocess.run(["git", "config", key, value], cwd=folder, check=True)
+    task = (f"prompts.source={_harder_source()}", "prompts.train_size=64", f"evaluate.every={N_SHARED}")
+    _train(folder, "shared", N_SHARED, *_each("--set", (*task, *settings)))
+    for side in SIDES:
+        every = f"evaluate.every={side.last + 1}"
+        _train(folder, side.run, side.last + 1, "--from", "shared", *_each("--set", (every, *side.settings)))
+    show(folder)
+
+
+def show(folder: Path) -> None:
+    """Print what each side came to after the shared iterations."""
+    columns = ("run", "iterations", "completions", "optimizer steps", "groups kept", "surplus", "held-out pass@1")
+    table = Table(*columns, title="prompt scheduling", title_justify="left")
+    before = _history(folder, "shared", N_SHARED - 1)
+    table.add_row("shared", *_cells(before), _pass_at_1(before[-1]))
+    for side in SIDES:
+        rows = _history(folder, side.run, side.last)
+        table.add_row(side.run, *_cells(rows[N_SHARED:]), _pass_at_1(rows[-1]))
+    Console(width=120).print(table)
+
+
+def _harder_source() -> str:
+    """The source of prompts of params.yaml with harder tasks beside its own, as YAML in one line."""
+    source: dict[str, Any] = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text())["prompts"]["source"]
+    harder = [{"task": task, "weight": HARDER_WEIGHT, "config": config} for task, config in HARDER]
+    return json.dumps({**source, "reasoning_gym": [*source["reasoning_gym"], *harder]})
+
+
+def _train(folder: Path, run: str, n_iterations: int, *arguments: str) -> None:
+    command = [sys.executable, "-m", "prefect_flows.train", run, "--iterations", str(n_iterations), *arguments]
+    subprocess.run(command, cwd=folder, env=person_environment(), check=True)
+
+
+def _each(option: str, values: tuple[str, ...]) -> list[str]:
+    return [argument for value in values for argument in (option, value)]
+
+
+def _history(folder: Path, run: str, number: int) -> list[HistoryRow]:
+    command = ["git", "show", f"{run}/{number:04d}:data/history.csv"]
+    return read_history(subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout)
+
+
+def _cells(rows: list[HistoryRow]) -> list[str]:
+    total = {name: sum(row[name] or 0 for row in rows) for name in ("n_groups", "n_kept", "n_surplus", "n_steps")}
+    n_completions = sum(row["n_completions"] or 0 for row in rows)
+    kept = f"{total['n_kept']} of {total['n_groups']} ({total['n_kept'] / total['n_groups']:.0%})"
+    return [str(len(rows)), f"{n_completions:,}", str(total["n_steps"]), kept, str(total["n_surplus"])]
+
+
+def _pass_at_1(row: HistoryRow) -> str:
+    low, high = row["eval_pass_at_1_low"], row["eval_pass_at_1_high"]
+    return f"{row['eval_pass_at_1']:.1%} (95% interval {low:.1%} to {high:.1%})"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
