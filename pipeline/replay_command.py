@@ -44,8 +44,9 @@ def replay_completions(
 
     stored = find_stored(Repository.find(), name)
     with stored.laid_out(NEEDED) as folder:
-        plan = plan_replay(stored, _sampling(stored), folder, Choice(completion_id, sample, seed))
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        plan = plan_replay(stored, sampling_of(stored), folder, Choice(completion_id, sample, seed))
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("replay", total=plan.n_completions)
 
             def on_progress(reasons: Sequence[FinishReason], _n_tokens: int) -> None:
@@ -61,7 +62,7 @@ def replay_completions(
         raise typer.Exit(DIFFERENT)
 
 
-def _sampling(stored: StoredIteration) -> SamplingParams:
+def sampling_of(stored: StoredIteration) -> SamplingParams:
     """As stored; but servers are where params.yaml says that they are now."""
     sampling = stored.params.sampling
     if sampling.engine != "server":

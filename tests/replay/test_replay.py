@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
 from pipeline.errors import BadInput
+from pipeline.params_sampling import ServerParams
 from pipeline.replay.choice import Choice, StoredGroup, choose_completions, shards_with, stored_groups
 from pipeline.replay.comparison import compare_completions
+from pipeline.replay_command import sampling_of
 from pipeline.sampling import Engine, SampledCompletion, SampleRequest, origin
 from pipeline.seeds import stable_seed
 from pipeline.stored_iteration import find_stored
 from pipeline.tables import ROLLOUTS, SELECTION
 from tests.replay.stored_run import GROUP_SIZE, SELECTED, StoredRun, with_tokens
+from tests.stage_runs import write_params
 from tests.tiny_model import build_tiny_model
 
 N_COMPLETIONS = len(SELECTED) * GROUP_SIZE
@@ -184,6 +188,19 @@ def test_an_engine_that_does_not_repeat_itself_is_no_failure(
         {**stored.metadata, "is_repeatable": "false"},
     )
     assert "The engine does not promise to repeat itself" in replay("unsteady/0000").output
+
+
+def test_servers_are_where_params_yaml_says_that_they_are_now(
+    stored: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = find_stored(stored.repository, "demo/0000")
+    assert sampling_of(own) is own.params.sampling
+    write_params(tmp_path, {"sampling.engine": "server", "sampling.server": {"urls": ["http://now:8000"]}})
+    monkeypatch.chdir(tmp_path)
+    then = ServerParams(urls=["http://then:8000"])
+    sampling = own.params.sampling.model_copy(update={"engine": "server", "server": then, "temperature": 0.5})
+    found = sampling_of(replace(own, params=own.params.model_copy(update={"sampling": sampling})))
+    assert (found.server.urls, found.temperature) == (["http://now:8000"], 0.5)
 
 
 # Choice ---------------------------------------------------------------------------------------------------------------
