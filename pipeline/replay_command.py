@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pipeline.audit.display import WIDEST, print_rows
+from pipeline.params import SamplingParams, load_params
 from pipeline.replay.choice import Choice
 from pipeline.sampling import FinishReason
-from pipeline.stored_iteration import find_stored
+from pipeline.stored_iteration import StoredIteration, find_stored
 from pipeline.summary import decimal
 from pipeline.token_text import Decode, in_context, read_decoder
 from pipeline.versioning.repository import Repository
@@ -43,7 +44,7 @@ def replay_completions(
 
     stored = find_stored(Repository.find(), name)
     with stored.laid_out(NEEDED) as folder:
-        plan = plan_replay(stored, folder, Choice(completion_id, sample, seed))
+        plan = plan_replay(stored, _sampling(stored), folder, Choice(completion_id, sample, seed))
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("replay", total=plan.n_completions)
 
@@ -58,6 +59,14 @@ def replay_completions(
         _print(stored.iteration.name, replay, differing)
     if replay.is_promised and differing.height:
         raise typer.Exit(DIFFERENT)
+
+
+def _sampling(stored: StoredIteration) -> SamplingParams:
+    """As stored; but servers are where params.yaml says that they are now."""
+    sampling = stored.params.sampling
+    if sampling.engine != "server":
+        return sampling
+    return sampling.model_copy(update={"server": load_params().sampling.server})
 
 
 def _differing(plan: Plan, replay: Replay, decode: Decode) -> pl.DataFrame:

@@ -41,8 +41,8 @@ def stored_groups(
 ) -> list[StoredGroup]:
     """The groups of an iteration in the order in which they were asked for, on which the cut into shards depends.
 
-    Where each completion has a seed of its own, it is the stored one. Where a shard has, the seeds of the requests,
-    which the shard's is made of, are made again from `seed_parts`.
+    Seeds are the stored ones. Where a shard had one for all of its completions, those of the requests, which it is made
+    of, are made again from `seed_parts`.
 
     Raises:
         BadInput: the rollouts are not those of the selection.
@@ -57,7 +57,7 @@ def stored_groups(
         raise BadInput("data/rollouts.parquet", problem, "`rollbook verify RUN/K` says more")
     token_ids = [by_prompt[prompt_id]["prompt_token_ids"][0].to_list() for prompt_id in prompt_ids]
     requests = make_requests(prompt_ids, token_ids, group_size, *seed_parts)
-    if seed_scope == "completion":
+    if seed_scope != "shard":
         seeds = (by_prompt[prompt_id]["seed"].to_list() for prompt_id in prompt_ids)
         requests = [replace(request, seeds=own) for request, own in zip(requests, seeds, strict=True)]
     group_ids = [by_prompt[prompt_id]["group_id"][0] for prompt_id in prompt_ids]

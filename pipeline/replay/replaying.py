@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from pipeline.errors import BadInput
+from pipeline.params import SamplingParams
 from pipeline.policy import load_tokenizer
 from pipeline.replay.choice import Choice, StoredGroup, choose_completions, shards_with, stored_groups
 from pipeline.replay.comparison import compare_completions
@@ -35,9 +36,10 @@ NEEDED = (BASE, POLICY, ROLLOUTS_FILE, SELECTION_FILE)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be rolled out again: the completions `wanted`, and the shards that hold them."""
+    """What is to be rolled out again, under `sampling`: the completions `wanted`, and the shards that hold them."""
 
     stored: StoredIteration
+    sampling: SamplingParams
     folder: Path
     rollouts: pl.DataFrame
     recorded: Mapping[str, str]
@@ -96,8 +98,10 @@ class Replay:
         return math.fsum(sums) / self.n_shared_tokens if self.n_shared_tokens else None
 
 
-def plan_replay(stored: StoredIteration, folder: Path, choice: Choice) -> Plan:
+def plan_replay(stored: StoredIteration, sampling: SamplingParams, folder: Path, choice: Choice) -> Plan:
     """Plan the replay of what `choice` chooses of `stored`, whose artifacts `NEEDED` are laid out in `folder`.
+
+    `sampling` is what its params have, but for what decides no token, as where servers are.
 
     Raises:
         BadInput: an artifact is damaged, the policy is not the one that the rollouts are on record to be of, or there
@@ -108,14 +112,14 @@ def plan_replay(stored: StoredIteration, folder: Path, choice: Choice) -> Plan:
     rollouts = read_table(folder / ROLLOUTS_FILE, ROLLOUTS)
     selection = read_table(folder / SELECTION_FILE, SELECTION)
     recorded = table_metadata(folder / ROLLOUTS_FILE)
-    origin = describe_origin(folder / POLICY, folder / BASE, params.sampling)
+    origin = describe_origin(folder / POLICY, folder / BASE, sampling)
     check_policy(recorded, origin, name)
     seed_scope = recorded.get("seed_scope", "completion")
     groups = stored_groups(rollouts, selection, params.rollout.group_size, (params.seed, params.iteration), seed_scope)
     wanted = choose_completions(groups, choice, name)
-    shards = shards_with(groups, wanted, params.sampling.completions_per_shard)
+    shards = shards_with(groups, wanted, sampling.completions_per_shard)
     longest = max(len(group.request.prompt_token_ids) for group in groups)
-    return Plan(stored, folder, rollouts, recorded, origin, wanted, shards, longest)
+    return Plan(stored, sampling, folder, rollouts, recorded, origin, wanted, shards, longest)
 
 
 def check_policy(recorded: Mapping[str, str], origin: Origin, name: str) -> None:
@@ -128,9 +132,8 @@ def check_policy(recorded: Mapping[str, str], origin: Origin, name: str) -> None
 
 def run_replay(plan: Plan, on_progress: OnProgress) -> Replay:
     """Sample the shards of `plan`, and compare what was wanted of them."""
-    params = plan.stored.params.sampling
     policy, base = plan.folder / POLICY, plan.folder / BASE
-    sampler = open_sampler(policy, base, load_tokenizer(base), params, plan.longest_prompt)
+    sampler = open_sampler(policy, base, load_tokenizer(base), plan.sampling, plan.longest_prompt)
 
     def sample(shard: list[StoredGroup]) -> dict[str, SampledCompletion]:
         sampled = sampler.sample([group.request for group in shard], on_progress)
@@ -142,12 +145,19 @@ def run_replay(plan: Plan, on_progress: OnProgress) -> Replay:
 
     found = {key: value for shard in run_shards(sampler, plan.shards, sample) for key, value in shard.items()}
     again = {completion_id: found[completion_id] for completion_id in plan.wanted}
+    completions = compare_completions(plan.rollouts, again)
+    return Replay(completions, again, len(found) - len(again), _changes(plan, again), plan.origin.is_repeatable)
+
+
+def _changes(plan: Plan, again: Mapping[str, SampledCompletion]) -> list[str]:
+    """What was not as when the iteration was sampled, in words; to be asked once sampling is over."""
     iteration, root = plan.stored.iteration, plan.stored.repository.root
-    changes = changed_conditions(plan.recorded, rollouts_metadata(plan.origin, params))
-    changes += [f"{file}: its code is not that of {iteration.name}" for file in changed_code(root, iteration.commit)]
+    changes = changed_conditions(plan.recorded, rollouts_metadata(plan.origin, plan.sampling))
+    edited = changed_code(root, iteration.commit)
+    if edited:
+        changes.append(f"code: not as in {iteration.name} are {', '.join(edited)}")
     seeds = dict(plan.rollouts.select("completion_id", "seed").iter_rows())
     n_other_seeds = sum(completion.seed != seeds[completion_id] for completion_id, completion in again.items())
     if n_other_seeds:
         changes.append(f"seed: that of {n_other_seeds} completions is not the one on record")
-    completions = compare_completions(plan.rollouts, again)
-    return Replay(completions, again, len(found) - len(again), changes, plan.origin.is_repeatable)
+    return changes

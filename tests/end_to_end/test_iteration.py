@@ -105,6 +105,20 @@ def test_dvc_reads_well(first: Checkout) -> None:
     assert "file://" in first.dvc("plots", "show", "--out", ".rollbook/plots")
 
 
+def test_its_rollouts_can_be_replayed(first: Checkout, tmp_path: Path) -> None:
+    """From a clone, where nothing is laid out but what the cache has, and the code is that of the commit."""
+    clone = first.clone(tmp_path / "clone")
+    clone.git("tag", "demo/0000")
+    replay = "from pipeline.cli import app; app(['replay', 'demo/0000', '--sample', '3', '--json'])"
+    found = json.loads(clone.python(replay))
+    assert (found["n_identical"], found["n_completions"], found["n_rolled_out_along"]) == (3, 3, 13)
+    assert (found["is_promised"], found["changes"], found["logprob_max_difference"]) == (True, [], 0.0)
+    assert clone.git("status", "--porcelain") == ""
+    check = "from pipeline.cli import app; app(['logprob-check', 'demo/0000', '--json'])"
+    n_tokens = read(first, "token_logprobs")["old_logprobs"].list.len().sum()
+    assert json.loads(clone.python(check))["n_tokens"] == n_tokens
+
+
 def test_another_checkout_gives_the_same_bytes(first: Checkout, model: Path, tmp_path: Path) -> None:
     other = Checkout(tmp_path, model)
     other.dvc("repro")

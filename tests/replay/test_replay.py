@@ -168,7 +168,7 @@ def test_other_code_of_the_sampler_is_named(stored: StoredRun) -> None:
     code = {"pipeline/sampling/draw.py": "older", "pipeline/sampling/gone.py": "older"}
     stored.store("older_code", code=code)
     found = replayed("older_code/0000", "--sample", "1")
-    assert found["changes"] == [f"{name}: its code is not that of older_code/0000" for name in code]
+    assert found["changes"] == [f"code: not as in older_code/0000 are {', '.join(code)}"]
     assert not found["is_promised"]
 
 
@@ -243,6 +243,7 @@ def test_requests_come_in_the_order_of_the_selection_with_the_seeds_that_they_ha
     rollouts, selection = frames([11, 12])
     own = stored_groups(rollouts, selection, 1, (7, 2), "completion")
     assert [(group.group_id, group.request.seeds) for group in own] == [("0002/b", [12]), ("0002/a", [11])]
+    assert stored_groups(rollouts, selection, 1, (7, 2), "none") == own
     shared = stored_groups(rollouts, selection, 1, (7, 2), "shard")
     assert [group.request.seeds for group in shared] == [[stable_seed(7, 2, name, 0)] for name in "ba"]
     with pytest.raises(BadInput, match=r"its prompts are not those of data/selection\.parquet"):
