@@ -30,7 +30,7 @@ from pipeline.errors import BadInput
 from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest
 
 ENGINE = "pipeline.sampling.vllm_engine"
-SECONDS_TO_END = 20.0
+SECONDS_TO_END = 5.0
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
