@@ -119,6 +119,9 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
             futures = [threads.submit(sample, shard) for shard in shards]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
+            except KeyboardInterrupt:
+                sampler.close()  # else shards that have begun would go on to their end
+                raise
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
             return [future.result() for future in futures]

@@ -30,7 +30,7 @@ from pipeline.errors import BadInput
 from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest
 
 ENGINE = "pipeline.sampling.vllm_engine"
-SECONDS_TO_END = 20.0
+SECONDS_TO_END = 5.0
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -42,6 +42,10 @@ _CAUSE = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _SAYS_ONLY_THAT_A_WORKER_FAILED = ("WorkerProc initialization failed", "Worker failed with error")
 
 _REMEDIES = (
+    (
+        r"torchvision|torchaudio|torchcodec",
+        "Uninstall torchvision, torchaudio and torchcodec, whose builds for CUDA break beside a CPU build of torch",
+    ),
     (
         r"out of memory|OutOfMemory|[Mm]emory on (device|node)|memory for the cache|KV cache|Cannot allocate",
         "Lower sampling.vllm.gpu_memory_utilization or kv_cache_gib where something else holds the memory, raise them "
@@ -109,7 +113,7 @@ class EngineProcess:
             os.sched_setaffinity(self.process.pid, cores)
         self.socket = here
         self.connection = Connection(os.dup(here.fileno()))
-        self.connection.send(settings)
+        self._send(settings)
 
     def wait(self) -> None:
         """Return when the policy is loaded; a `BadInput` says why it isn't."""
@@ -119,7 +123,7 @@ class EngineProcess:
         self, requests: Sequence[SampleRequest], shard_seed: int | None, on_progress: OnProgress
     ) -> list[list[SampledCompletion]]:
         """As `SeededEngine.sample`."""
-        self.connection.send((list(requests), shard_seed))
+        self._send((list(requests), shard_seed))
         while True:
             kind, *values = self._receive()
             if kind == "done":
@@ -141,26 +145,36 @@ class EngineProcess:
         self.process.wait()
         self.log.close()
 
+    def _send(self, value: object) -> None:
+        try:
+            self.connection.send(value)
+        except ConnectionError as error:
+            raise self._death() from error
+
     def _receive(self) -> Any:
         try:
             message = self.connection.recv()
         except (EOFError, ConnectionError) as error:
-            problem = f"the vLLM engine died ({_ending(self.process.wait())})"
-            if cause := self._cause():
-                problem += f"; the last error in its log is {cause}"
-            remedy = "If memory ran out, lower sampling.vllm.kv_cache_gib, gpu_memory_utilization or data_parallel_size"
-            raise BadInput("params.yaml: sampling.vllm", problem, f"{remedy}; finished shards are kept") from error
+            raise self._death() from error
         if message[0] != "failed":
             return message
         _, name, text, trace = message
         cause = f"{name}: {text}"
         if any(text.startswith(start) for start in _SAYS_ONLY_THAT_A_WORKER_FAILED):
             cause = self._cause() or cause
-        for pattern, remedy in _REMEDIES:
-            if re.search(pattern, cause):
-                problem = f"vLLM can't sample from the policy ({cause.splitlines()[0]})"
-                raise BadInput("params.yaml: sampling.vllm", problem, remedy)
-        raise RuntimeError(f"the vLLM engine failed: {cause}\n{trace}")
+        remedy = _remedy(cause)
+        if remedy is None:
+            raise RuntimeError(f"the vLLM engine failed: {cause}\n{trace}")
+        problem = f"vLLM can't sample from the policy ({cause.splitlines()[0]})"
+        raise BadInput("params.yaml: sampling.vllm", problem, remedy)
+
+    def _death(self) -> BadInput:
+        problem = f"the vLLM engine died ({_ending(self.process.wait())})"
+        remedy = "If memory ran out, lower sampling.vllm.kv_cache_gib, gpu_memory_utilization or data_parallel_size"
+        if cause := self._cause():
+            problem += f"; the last error in its log is {cause}"
+            remedy = _remedy(cause) or remedy
+        return BadInput("params.yaml: sampling.vllm", problem, f"{remedy.rstrip('.')}; finished shards are kept")
 
     def _cause(self) -> str | None:
         """The last error in the log that says more than that there was one."""
@@ -169,6 +183,11 @@ class EngineProcess:
         found = [match[0] for line in lines if (match := _CAUSE.search(line))]
         told = [cause for cause in found if not any(start in cause for start in _SAYS_ONLY_THAT_A_WORKER_FAILED)]
         return told[-1] if told else None
+
+
+def _remedy(cause: str) -> str | None:
+    """What to do about what vLLM says, where that is known."""
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, cause)), None)
 
 
 def _with_children(pid: int) -> list[psutil.Process]:

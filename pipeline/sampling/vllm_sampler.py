@@ -110,7 +110,6 @@ def make_settings(
     llm: dict[str, Any] = {
         "model": str(model.absolute()),
         "tokenizer": str(base.absolute()),
-        "skip_tokenizer_init": not params.stop,
         "trust_remote_code": any(model.glob("*.py")),
         "max_model_len": _max_model_len(model, params, longest_prompt),
         "max_num_seqs": params.max_batch_completions,

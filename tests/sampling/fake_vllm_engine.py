@@ -20,6 +20,9 @@ class FakeEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.manner, _, self.text = settings.stop[0].partition(" ")
+        if self.manner == "breaks":
+            print("RuntimeError: operator torchvision::nms does not exist", file=sys.stderr, flush=True)
+            os._exit(1)
         if self.manner == "raises":
             raise ValueError(self.text)
         if self.manner == "logs":

@@ -94,6 +94,14 @@ def test_an_engine_that_dies_is_said_with_its_signal() -> None:
             engine.sample(REQUESTS, None, lambda *_: None)
 
 
+def test_an_engine_that_can_not_be_imported_is_said_with_the_end_of_its_log() -> None:
+    with closing(start("breaks")) as engine:
+        with pytest.raises(BadInput, match=r"exit code 1\); .* operator torchvision::nms .*\. Uninstall torchvision"):
+            engine.wait()
+        with pytest.raises(BadInput, match=r"engine died \(exit code 1\)"):
+            engine.sample(REQUESTS, None, lambda *_: None)
+
+
 STAGE = f"""
 import sys
 from pipeline.sampling import SampleRequest, vllm_process
