@@ -1,9 +1,9 @@
 """What prompt scheduling buys: `select.strategy` and `rollout.oversample`, on the default task with harder prompts.
 
 `python -m tests.benchmarks.scheduling FOLDER [key=value ...]` clones what is committed here into FOLDER and trains
-there. The first iterations are shared: they show 48 of 64 prompts. Each strategy goes on from there until it has sampled
-as many completions as the others, so that the runs differ in nothing but which prompts they show and keep. All are then
-evaluated on the same held-out prompts. The same command again goes on where it was stopped.
+there. The first iterations are shared: they show 48 of 64 prompts. Each strategy goes on from there until it has
+sampled as many completions as the others, so that the runs differ in nothing but which prompts they show and keep. All
+are then evaluated on the same held-out prompts. The same command again goes on where it was stopped.
 
 The default task has 960 prompts and is learned in a dozen iterations, before any prompt comes again. So that there is
 something to schedule, there are fewer prompts here, and half of them are sums and products of numbers of two digits:
