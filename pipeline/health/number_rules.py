@@ -49,8 +49,9 @@ def _may_be_null(name: str, metrics: Metrics) -> bool:
     if name == "score.pass_rate" or stage == "evaluate":
         # `before` belongs to the iteration that starts from the base model.
         return name == "evaluate.before" or _is_unverified(metrics)
-    # Only code needs isolation, and an optional term may find nothing to judge.
-    return name in ("start.parent", "score.code_isolation") or name.startswith("score.term_means.")
+    # Only code needs isolation, the groups may have no limit, and an optional term may find nothing to judge.
+    unlimited = ("filter.target_groups", "filter.n_missing")
+    return name in ("start.parent", "score.code_isolation", *unlimited) or name.startswith("score.term_means.")
 
 
 def _is_unverified(metrics: Metrics) -> bool:

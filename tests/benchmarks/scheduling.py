@@ -1,9 +1,9 @@
 """What prompt scheduling buys: `select.strategy` and `rollout.oversample`, on the default task with harder prompts.
 
 `python -m tests.benchmarks.scheduling FOLDER [key=value ...]` clones what is committed here into FOLDER and trains
-there. One run is shared: it shows each of 64 prompts twice. Each strategy goes on from its end until it has sampled as
-many completions as the others, so that the runs differ in nothing but which prompts they show and keep. All are then
-evaluated on the same held-out prompts. The same command again goes on where it was stopped.
+there. The first iterations are shared: they show 48 of 64 prompts. Each strategy goes on from there until it has
+sampled as many completions as the others, so that the runs differ in nothing but which prompts they show and keep. All
+are then evaluated on the same held-out prompts. The same command again goes on where it was stopped.
 
 The default task has 960 prompts and is learned in a dozen iterations, before any prompt comes again. So that there is
 something to schedule, there are fewer prompts here, and half of them are sums and products of numbers of two digits:
@@ -27,8 +27,8 @@ from pipeline.history_rows import HistoryRow, read_history
 from tests.end_to_end.checkout import person_environment
 from tests.stage_runs import ROOT
 
-N_SHARED = 8
-"""Iterations of the shared run: 64 prompts, 16 an iteration, each twice."""
+N_SHARED = 3
+"""Iterations that all have in common; the shared run has one more, since who leaves a run makes that one anew."""
 
 HARDER = (
     ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}),
@@ -40,7 +40,7 @@ HARDER_WEIGHT = 0.3
 
 @dataclass(frozen=True)
 class Side:
-    """A run that goes on from the shared one for `n_iterations`."""
+    """A run that goes on from the shared iterations for `n_iterations`."""
 
     run: str
     n_iterations: int
@@ -52,9 +52,9 @@ class Side:
 
 
 SIDES = (
-    Side("uniform", 8, ("select.strategy=uniform",)),
-    Side("difficulty", 8, ("select.strategy=difficulty",)),
-    Side("oversampled", 4, ("select.strategy=difficulty", "rollout.oversample=2.0")),
+    Side("uniform", 7, ("select.strategy=uniform",)),
+    Side("difficulty", 7, ("select.strategy=difficulty",)),
+    Side("oversampled", 4, ("select.strategy=difficulty", "rollout.oversample=1.75")),
 )
 
 
@@ -64,16 +64,27 @@ def main(folder: Path, settings: list[str]) -> None:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
         for key, value in (("user.name", "bench"), ("user.email", "bench@example.org")):
             subprocess.run(["git", "config", key, value], cwd=folder, check=True)
-    task = (f"prompts.source={_harder_source()}", "prompts.train_size=64", f"evaluate.every={N_SHARED}")
-    _train(folder, "shared", N_SHARED, *_each("--set", (*task, *settings)))
-    for side in SIDES:
-        every = f"evaluate.every={side.last + 1}"
-        _train(folder, side.run, side.last + 1, "--from", "shared", *_each("--set", (every, *side.settings)))
+    train_shared(folder, settings)
+    train_sides(folder)
     show(folder)
 
 
+def train_shared(folder: Path, settings: list[str]) -> None:
+    """Train the run that all sides go on from."""
+    task = (f"prompts.source={_harder_source()}", "prompts.train_size=64", f"evaluate.every={N_SHARED}")
+    _train(folder, "shared", N_SHARED + 1, *_each("--set", (*task, *settings)))
+
+
+def train_sides(folder: Path) -> None:
+    """Train each side, which is evaluated at its end alone."""
+    for side in SIDES:
+        changes = (f"evaluate.every={side.last + 1}", *side.settings)
+        start = f"shared/{N_SHARED:04d}"
+        _train(folder, side.run, side.last + 1, "--from", start, *_each("--set", changes))
+
+
 def show(folder: Path) -> None:
-    """Print what each side came to after the shared iterations."""
+    """Print what each side came to, of its iterations after the shared ones."""
     columns = ("run", "iterations", "completions", "optimizer steps", "groups kept", "surplus", "held-out pass@1")
     table = Table(*columns, title="prompt scheduling", title_justify="left")
     before = _history(folder, "shared", N_SHARED - 1)
@@ -113,8 +124,8 @@ def _cells(rows: list[HistoryRow]) -> list[str]:
 
 
 def _pass_at_1(row: HistoryRow) -> str:
-    low, high = row["eval_pass_at_1_low"], row["eval_pass_at_1_high"]
-    return f"{row['eval_pass_at_1']:.1%} (95% interval {low:.1%} to {high:.1%})"
+    measured, low, high = (row[f"eval_pass_at_1{end}"] for end in ("", "_low", "_high"))
+    return "not evaluated" if measured is None else f"{measured:.1%} (95% interval {low:.1%} to {high:.1%})"
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def test_a_number_that_is_not_there_warns(changes: dict[str, Any], named: str) -
         {"score": {"pass_rate": None}, "filter": {"outcomes": {"mixed": 0, "unverified": 16}}},
         {"score": {"pass_rate": None}, "filter": {"outcomes": {"unverified": 13, "unscorable": 3}}},
         {"score": {"term_means": {"correct": 0.5, "optional": None}}},
+        {"filter": {"target_groups": None, "n_missing": None}},
         no_group_kept(),
     ],
 )
