@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_the_process_becomes_that_of_vllm(tmp_path: Path, monkeypatch: pytest.Mo
     program = tmp_path / "bin/vllm"
     program.parent.mkdir()
     program.touch(mode=0o755)
-    monkeypatch.setattr(serving.sys, "executable", str(tmp_path / "bin/python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
     monkeypatch.setenv("ROLLBOOK_TEST_KEY", "secret")
     write(sampling__server={"urls": ["http://h:8000"], "api_key_variable": "ROLLBOOK_TEST_KEY"})
     assert run().exit_code == 0
@@ -98,7 +99,7 @@ def test_the_process_becomes_that_of_vllm(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     result = run()
     assert result.exit_code == 1

@@ -128,8 +128,13 @@ def test_nothing_asked_is_nothing_sampled(serve: Serve) -> None:
 def test_progress_adds_up(serve: Serve) -> None:
     ended: list[FinishReason] = []
     n_tokens: list[int] = []
+
+    def on_progress(reasons: Sequence[FinishReason], n: int) -> None:
+        ended.extend(reasons)
+        n_tokens.append(n)
+
     with closing(open_sampler(params([serve().url]))) as sampler:
-        sampler.sample(REQUESTS, lambda reasons, n: (ended.extend(reasons), n_tokens.append(n)))  # type: ignore[func-returns-value]
+        sampler.sample(REQUESTS, on_progress)
     assert Counter(ended) == {"stop": 24}
     assert sum(n_tokens) == 24 * 3
 
@@ -294,6 +299,11 @@ def answered(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any
     return answer
 
 
+def complete_late(body: dict[str, Any], seconds: float) -> Reply:
+    time.sleep(seconds)
+    return complete(body)
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Reply | None], str, bool]] = {
     "dies": (lambda _: None, r"there is no connection \(RemoteProtocolError", True),
     "breaks": (lambda _: (500, b"EngineDeadError"), r"it answers 500 to /v1/completions: 'EngineDeadError'", True),
@@ -316,7 +326,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Reply | None], str, bool]] = 
         False,
     ),
     "answers too slowly": (
-        lambda body: (time.sleep(0.4), complete(body))[1],
+        lambda body: complete_late(body, 0.4),
         r"it gave no answer to /v1/completions within 0\.2 seconds",
         True,
     ),

@@ -24,9 +24,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.errors import BadInput, TransientError
+from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import LoraParams, SamplingParams, load_params
 from pipeline.policy import create_adapter, load_model, load_tokenizer, policy_fingerprint, save_model
 from pipeline.sampling import SampledCompletion, SampleRequest
+from pipeline.sampling.served_names import WHOLE_MODEL, name_of
 from pipeline.sampling.server_sampler import ServerSampler
 from pipeline.serving import is_cpu_build
 from pipeline.table_io import read_table, table_metadata, write_table
@@ -84,7 +86,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scatter(folder: Path, base: Path, seed: int) -> None:
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    """Save a model of the kind of `base` with a head of its own: on a CPU, vLLM doesn't exchange one that is tied."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, tie_word_embeddings=False)
     torch.manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -106,7 +109,8 @@ def make_adapter(base: Path, folder: Path, seed: int) -> None:
 def server(project: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`rollbook serve` for params.yaml, which besides takes whole models, so that one start does."""
     url = load_params(project / "params.yaml").sampling.server.urls[0]
-    command = [sys.executable, "-m", "pipeline.cli", "serve", "--port", url.rpartition(":")[2]]
+    names = ["--served-model-name", WHOLE_MODEL, name_of(fingerprint_folders(project / BASE))]
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--port", url.rpartition(":")[2], *names]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_SERVER_DEV_MODE": "1"}
     log = project / "serve.log"
     with log.open("wb") as stream:
@@ -204,6 +208,15 @@ def test_the_next_policy_is_served_without_a_restart(server: subprocess.Popen[by
     assert adapters == [f"rollbook-{policy_fingerprint(POLICY, BASE)}"]
 
 
+def test_whole_models_take_each_others_place_without_a_restart(server: subprocess.Popen[bytes]) -> None:
+    params = load_params().sampling
+    for name, other in (("whole", str(BASE)), (str(BASE), "whole")):
+        put_policy(name)
+        groups = sample(params)
+        assert difference(groups, Path(name)) < 0.03
+        assert difference(groups, Path(other)) > 0.2
+
+
 def test_another_adapter_behind_the_right_name_is_refused(server: subprocess.Popen[bytes]) -> None:
     params = load_params().sampling
     url = params.server.urls[0]
@@ -221,7 +234,7 @@ def test_a_server_of_another_base_is_refused(server: subprocess.Popen[bytes], pr
     shutil.copytree(BASE, "other")
     (Path("other") / "config.json").write_text((BASE / "config.json").read_text() + "\n")
     tokenizer = load_tokenizer(BASE)
-    with pytest.raises(BadInput, match=r"it serves rollbook-\w+.*, and not rollbook-"):
+    with pytest.raises(BadInput, match=r"it serves rollbook, rollbook-.*, and not rollbook-"):
         ServerSampler(POLICY, Path("other"), tokenizer, params, longest_prompt=4)
 
 
