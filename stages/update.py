@@ -18,7 +18,8 @@ import torch
 
 from pipeline.errors import BadInput
 from pipeline.params import Params, TrainingParams
-from pipeline.policy import Model, copy_policy, load_model, resolve_device, save_model
+from pipeline.policy import Model, copy_policy, end_token_ids, load_model, load_tokenizer, resolve_device, save_model
+from pipeline.sampling.stopping import Stops, make_stops
 from pipeline.table_io import read_table, write_table
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS, TRAINING_SET
 from pipeline.training.batching import Step, TrainingRow, read_rows
@@ -128,6 +129,7 @@ def _train(params: Params, rows: Sequence[TrainingRow], ranks: Ranks) -> Result:
             on_progress=advance,
             metrics=list(taken.metrics),
             ranks=ranks,
+            stops=_stops(params, model),
         )
         started = time.monotonic()
         train_steps, token_logprobs = _run(trainer, steps, checkpoint, log)
@@ -194,7 +196,7 @@ def _open_checkpoint(params: Params, ranks: Ranks) -> Checkpoint:
         training.model_dump(mode="json", exclude=WITHOUT_EFFECT),
         resolve_device(training.device).type,
         [params.seed, params.iteration, params.normalize.baseline],
-        [sampling.temperature, sampling.max_completion_tokens],
+        [sampling.temperature, sampling.max_completion_tokens, sampling.min_completion_tokens, sampling.stop_token_ids],
     )
     folder = paths.CHECKPOINTS / fingerprint(files, *values)
     try:
@@ -214,8 +216,9 @@ def _record(
     title: str,
     mode: AbstractContextManager[Any],
 ) -> Logprobs:
+    temperature, stops = params.sampling.temperature, _stops(params, model)
     with progress(f"{title} log-probabilities", len(rows), "tokens") as advance:
-        return record_logprobs(model, rows, steps, params.sampling.temperature, advance, mode, ranks)
+        return record_logprobs(model, rows, steps, temperature, advance, mode, ranks, stops)
 
 
 def _record_loaded(params: Params, rows: Sequence[TrainingRow], ranks: Ranks) -> Logprobs:
@@ -227,6 +230,13 @@ def _record_loaded(params: Params, rows: Sequence[TrainingRow], ranks: Ranks) ->
     ranks.shard(model)
     steps = plan_update(model, rows, params.training, params.seed, params.iteration)
     return _record(model, rows, ranks, params, steps, "reference", contextlib.nullcontext())
+
+
+def _stops(params: Params, model: Model) -> Stops | None:
+    """What ended completions, where log-probabilities depend on it."""
+    if not params.sampling.min_completion_tokens:
+        return None
+    return make_stops(params.sampling, end_token_ids(model, load_tokenizer(paths.BASE)))
 
 
 def _dtype(params: Params) -> torch.dtype:

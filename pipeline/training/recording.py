@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.policy import Model
+from pipeline.sampling.stopping import Stops
 from pipeline.training.batching import Step, TrainingRow, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
@@ -31,6 +32,7 @@ def record_logprobs(
     on_progress: OnProgress,
     mode: AbstractContextManager[Any],
     ranks: Ranks = ALONE,
+    stops: Stops | None = None,
 ) -> Logprobs:
     """Log-probabilities under `model`, within the context `mode` and without gradients, of the rows of `steps`.
 
@@ -41,7 +43,7 @@ def record_logprobs(
         for turn in (turn for step in steps if step.epoch == 0 for turn in ranks.share(step.micro_batches)):
             chosen = [rows[row] for row in turn.rows]
             with micro_batch_named(chosen):
-                logprobs, _ = row_statistics(model, chosen, temperature, entropy="left_out")
+                logprobs, _ = row_statistics(model, chosen, temperature, "left_out", stops)
             recorded |= unpad(logprobs, turn.rows, rows)
             on_progress(len(turn.rows_of_all), count_completion_tokens(rows, turn.rows_of_all))
     return ranks.merge(recorded)
