@@ -102,7 +102,7 @@ def _recomputed(source: _Source) -> Tables:
         if not has_state:
             typer.echo(f"{source.name}: its trainer state is gone: the policy's bfloat16 weights stand in", err=True)
         state = folder / TRAINER_STATE if has_state else None
-        arguments = (folder / POLICY, folder / BASE, state, training, sampling.temperature)
+        arguments = (folder / POLICY, folder / BASE, state, training, sampling)
         return with_logprobs(source.tables, recompute_logprobs(rollouts, *arguments, lambda *_: None))
 
 

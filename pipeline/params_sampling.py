@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.params_sections import Device, Natural, Positive, PositiveFloat, Section, Temperature
+
+OF_THE_CALL = (
+    *("conversation", "messages", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "tokenize", "return_dict"),
+)
+"""Names that `chat_template_kwargs` can't have: what a chat is, and where its completion begins, is set elsewhere."""
 
 
 class VllmParams(Section):
@@ -56,6 +62,7 @@ class SamplingParams(Section):
 
     `shard_completions` is how many completions are kept together as they are finished, and what an engine that can't
     seed each one alone is seeded for; left out, it is `max_batch_completions` with transformers, 2048 elsewhere.
+    `chat_template_kwargs` are the chat template's own switches, such as `enable_thinking`.
     """
 
     engine: Literal["transformers", "vllm", "server"] = "transformers"
@@ -68,9 +75,27 @@ class SamplingParams(Section):
     stop_token_ids: list[Natural] = Field(default_factory=list)
     max_batch_completions: Positive = 128
     shard_completions: Positive | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     device: Device = "auto"
     vllm: VllmParams = VllmParams()
     server: ServerParams = ServerParams()
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_the_templates_own(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = [name for name in value if name in OF_THE_CALL]
+        if taken:
+            raise ValueError(f"{taken[0]} is none of the template's own switches: the stage gives it")
+        return value
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> SamplingParams:
+        if self.min_completion_tokens > self.max_completion_tokens:
+            raise ValueError(
+                f"min_completion_tokens {self.min_completion_tokens} is more than "
+                f"max_completion_tokens {self.max_completion_tokens}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingParams:

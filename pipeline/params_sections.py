@@ -234,6 +234,8 @@ class ScoreParams(Section):
     """How a completion becomes a reward: the verifiers' settings, the weighted terms, and bounds of their sum.
 
     `shadow_verifiers` judge every completion beside the prompt's own verifier; what they say is recorded, not rewarded.
+    With `answer_after` (`</think>`, say) verifiers see only what follows the last such text in a completion, and where
+    it never comes an empty answer. Terms see all of it.
     """
 
     math: MathParams = MathParams()
@@ -242,6 +244,7 @@ class ScoreParams(Section):
     json_answer: JsonAnswerParams = JsonAnswerParams()
     tool_calls: ToolCallsParams = ToolCallsParams()
     shadow_verifiers: list[ShadowName] = []
+    answer_after: Annotated[str, Field(min_length=1)] | None = None
     terms: Annotated[dict[str, TermParams], Field(min_length=1)]
     clip: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None
     n_workers: Annotated[int, Field(gt=0, le=256)] = 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -23,19 +25,32 @@ def group_id(iteration: int, prompt_id: str) -> str:
     return f"{iteration:04d}/{prompt_id}"
 
 
-def tokenize_prompts(prompts: pl.DataFrame, tokenizer: Any) -> list[list[int]]:
-    """Each row's `messages` through the chat template, up to where the completion begins."""
+def tokenize_prompts(
+    prompts: pl.DataFrame, tokenizer: Any, chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> list[list[int]]:
+    """Each row's `messages` through the chat template, with its own switches, up to where the completion begins.
+
+    A template may end this with the opening of a reasoning block, inside which the completion then begins.
+    """
     if not tokenizer.chat_template:
         raise BadInput("data/base", "its tokenizer has no chat template", "Run `dvc repro base`, or `dvc checkout`")
+    for name in chat_template_kwargs:
+        # A template takes no notice of a name that it doesn't know.
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            where = f"params.yaml: sampling.chat_template_kwargs.{name}"
+            problem = "the chat template in data/base has no such switch"
+            raise BadInput(where, problem, "Look at the template, or leave it out")
     rows = zip(prompts["prompt_id"], prompts["messages"].to_list(), strict=True)
-    return [_tokenize(prompt_id, messages, tokenizer) for prompt_id, messages in rows]
+    return [_tokenize(prompt_id, messages, tokenizer, chat_template_kwargs) for prompt_id, messages in rows]
 
 
-def _tokenize(prompt_id: str, messages: list[dict[str, str]], tokenizer: Any) -> list[int]:
+def _tokenize(
+    prompt_id: str, messages: list[dict[str, str]], tokenizer: Any, chat_template_kwargs: Mapping[str, Any]
+) -> list[int]:
     remedy = "Look at the chat template in data/base, and at prompts.system and prompts.template in params.yaml"
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **chat_template_kwargs
         )
     except TemplateError as error:  # templates refuse, say, a system message
         problem = f"the chat template refuses prompt_id {prompt_id!r} ({error})"

@@ -33,7 +33,7 @@ def evaluate(params: Params) -> Result:
     # The seeds are the same in every iteration, so that two policies differ by what they learned, not by luck.
     requests = make_requests(
         prompts["prompt_id"].to_list(),
-        tokenize_prompts(prompts, tokenizer),
+        tokenize_prompts(prompts, tokenizer, params.sampling.chat_template_kwargs),
         params.evaluate.n_completions,
         params.seed,
         "evaluate",

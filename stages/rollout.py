@@ -22,7 +22,7 @@ def rollout(params: Params) -> Result:
     prompts = selected_prompts(selection, read_table(paths.PROMPTS, PROMPTS), params.iteration)
     tokenizer = load_tokenizer(paths.BASE)
     prompt_ids = prompts["prompt_id"].to_list()
-    token_ids = tokenize_prompts(prompts, tokenizer)
+    token_ids = tokenize_prompts(prompts, tokenizer, params.sampling.chat_template_kwargs)
     requests = make_requests(prompt_ids, token_ids, params.rollout.group_size, params.seed, params.iteration)
     sampled, origin = sample_policy(paths.POLICY, tokenizer, requests, params.sampling, "rollout")
 

@@ -29,7 +29,7 @@ from pipeline.training.distributed import Ranks, gather_weights
 from pipeline.training.forward import plan_update, prepare_model
 from pipeline.training.launch import joined, leave_to_ranks
 from pipeline.training.memory import MicroBatchTooLarge, model_named
-from pipeline.training.recording import Logprobs, record_logprobs, take_kl_from_reward
+from pipeline.training.recording import Logprobs, record_logprobs, stops_that_bar, take_kl_from_reward
 from pipeline.training.state import load_state, make_optimizer, read_optimizer, save_state
 from pipeline.training.tracking import Log, open_tracker, tracker_name
 from pipeline.training.trainer import Trainer
@@ -128,6 +128,7 @@ def _train(params: Params, rows: Sequence[TrainingRow], ranks: Ranks) -> Result:
             on_progress=advance,
             metrics=list(taken.metrics),
             ranks=ranks,
+            stops=stops_that_bar(params.sampling, model, paths.BASE),
         )
         started = time.monotonic()
         train_steps, token_logprobs = _run(trainer, steps, checkpoint, log)
@@ -194,7 +195,7 @@ def _open_checkpoint(params: Params, ranks: Ranks) -> Checkpoint:
         training.model_dump(mode="json", exclude=WITHOUT_EFFECT),
         resolve_device(training.device).type,
         [params.seed, params.iteration, params.normalize.baseline],
-        [sampling.temperature, sampling.max_completion_tokens],
+        [sampling.temperature, sampling.max_completion_tokens, sampling.min_completion_tokens, sampling.stop_token_ids],
     )
     folder = paths.CHECKPOINTS / fingerprint(files, *values)
     try:
@@ -214,8 +215,9 @@ def _record(
     title: str,
     mode: AbstractContextManager[Any],
 ) -> Logprobs:
+    temperature, stops = params.sampling.temperature, stops_that_bar(params.sampling, model, paths.BASE)
     with progress(f"{title} log-probabilities", len(rows), "tokens") as advance:
-        return record_logprobs(model, rows, steps, params.sampling.temperature, advance, mode, ranks)
+        return record_logprobs(model, rows, steps, temperature, advance, mode, ranks, stops)
 
 
 def _record_loaded(params: Params, rows: Sequence[TrainingRow], ranks: Ranks) -> Logprobs:

@@ -195,7 +195,8 @@ def test_it_starts_without_torch(here: Path) -> None:
 def test_what_was_not_trained_on_is_computed(name: str, here: Path) -> None:
     rollouts = pl.read_parquet(here / "data/rollouts.parquet")
     base = here / "data/base"
-    table = recompute_logprobs(rollouts, base, base, None, load_params().training, 1.0, lambda *_: None)
+    params = load_params()
+    table = recompute_logprobs(rollouts, base, base, None, params.training, params.sampling, lambda *_: None)
     assert table["completion_id"].to_list() == ["0000/a/0", "0000/b/0", "0000/b/1"]
     assert table["old_logprobs"].list.len().to_list() == [3, 2, 1]
     result = rollbook(name, "--recompute", "--json")

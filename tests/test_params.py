@@ -225,6 +225,14 @@ def test_several_problems_are_counted() -> None:
 
 
 RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"sampling.min_completion_tokens": 99},
+        "sampling: min_completion_tokens 99 is more than max_completion_tokens 16",
+    ),
+    (
+        {"sampling.chat_template_kwargs": {"tokenize": False}},
+        "sampling.chat_template_kwargs: tokenize is none of the template's own switches",
+    ),
     ({"sampling.top_p": 0.9}, "sampling: top_p 0.9 and top_k 0: truncated sampling biases the ratio"),
     ({"sampling.top_p": float("nan")}, "sampling: top_p nan"),
     ({"sampling.top_k": 50}, "sampling: top_p 1.0 and top_k 50: truncated sampling biases the ratio"),

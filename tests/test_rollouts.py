@@ -22,6 +22,7 @@ from pipeline.table_checks import check_order, check_schema, check_table
 from pipeline.table_io import read_table, table_metadata, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
 from stages.rollout import rollout
+from tests.bpe_tokenizer import SWITCHED_REASONING, build_bpe_tokenizer
 from tests.stage_runs import Ended, run_here, write_params
 from tests.tiny_model import END, SPECIAL_TOKENS, START, build_tiny_model
 
@@ -73,6 +74,33 @@ def test_a_system_message_comes_first(tokenizer: Any) -> None:
     prompts = prompts_of("x").with_columns(messages=pl.Series([chat], dtype=PROMPTS.schema["messages"]))
     (ids,) = tokenize_prompts(prompts, tokenizer)
     assert tokenizer.decode(ids).startswith(f"{START}system\nBe brief.{END}\n{START}user\nHi{END}")
+
+
+def test_a_template_may_open_a_reasoning_block_and_the_completion_begins_in_it() -> None:
+    reasoning = build_bpe_tokenizer()
+    (ids,) = tokenize_prompts(prompts_of("3 times 4?"), reasoning)
+    assert reasoning.decode(ids).endswith("assistant\n<think>\n")
+    completion = SampledCompletion(reasoning.encode("3 times 4 is 12 </think> 12"), [-1.0] * 7, "stop", 0)
+    rows = completion_rows(["p"], [SampleRequest(ids, [0])], [[completion]], reasoning, 0)
+    assert rows["completion_text"].item() == "3 times 4 is 12 </think> 12"
+
+
+def test_switches_of_a_template_reach_it() -> None:
+    reasoning = build_bpe_tokenizer()
+    reasoning.chat_template = SWITCHED_REASONING
+    thinking, hurried = (
+        reasoning.decode(tokenize_prompts(prompts_of("3?"), reasoning, {"enable_thinking": value})[0])
+        for value in (True, False)
+    )
+    assert hurried == f"{thinking}<think>\n\n</think>\n\n"
+    assert thinking == reasoning.decode(tokenize_prompts(prompts_of("3?"), reasoning)[0])
+
+
+def test_a_switch_that_a_template_does_not_have_is_named(tokenizer: Any) -> None:
+    with pytest.raises(
+        BadInput, match=r"sampling\.chat_template_kwargs\.enable_thinking: the chat template .* no such"
+    ):
+        tokenize_prompts(prompts_of("a"), tokenizer, {"enable_thinking": False})
 
 
 def test_prompts_keep_their_order_and_their_own_lengths(tokenizer: Any) -> None:

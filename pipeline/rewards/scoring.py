@@ -143,7 +143,7 @@ def score_batch(
 ) -> pl.DataFrame:
     """As `score_completions`, of one batch."""
     prompts = [scorer.prompts[prompt_id] for prompt_id in rollouts["prompt_id"]]
-    texts = rollouts["completion_text"].to_list()
+    texts = [answer_part(text, scorer.params.answer_after) for text in rollouts["completion_text"]]
     verdicts = verify(texts, prompts, scorer.verifiers, workers, lambda n: on_progress(n, 0))
     shadows: dict[str, list[Verdict]] = {
         name: verify_in_shadow(name, texts, prompts, verdicts, scorer.verifiers, workers)
@@ -154,6 +154,18 @@ def score_batch(
     scores = _frame(rollouts["completion_id"], verdicts, shadows, scorer, values)
     on_progress(0, scores["score_error"].count())
     return scores
+
+
+def answer_part(text: str, answer_after: str | None) -> str:
+    """What a verifier sees of a completion: what follows the last `answer_after`, nothing where it never comes.
+
+    >>> answer_part("4, or 5?</think>It is 4.", "</think>"), answer_part("4, or 5?", "</think>"), answer_part("4", None)
+    ('It is 4.', '', '4')
+    """
+    if answer_after is None:
+        return text
+    _, mark, answer = text.rpartition(answer_after)
+    return answer if mark else ""
 
 
 def _end_of_group(rows: pl.DataFrame, n_rows: int) -> int | None:

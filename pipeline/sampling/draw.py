@@ -16,27 +16,39 @@ def draw_tokens(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
         uniforms: [rows] float64 in [0, 1).
 
     Returns:
-        tokens [rows] int64, and their log-probabilities after temperature [rows] float32.
+        tokens [rows] int64, and their log-probabilities after temperature [rows] float32: not finite where a logit is
+        NaN or infinite, -inf aside.
 
     The cumulative sum goes over chunks of the vocabulary first and within one chunk then: two short sums in float64
-    instead of one long one, and many times faster than `torch.multinomial` on a CPU.
+    instead of one long one, and many times faster than `torch.multinomial` on a CPU. The vocabulary is passed over
+    once for each of conversion, maximum, difference, exponential and sums of chunks, all in float32.
 
     >>> logits = torch.log(torch.tensor([[0.5, 0.25, 0.25]] * 3))
     >>> draw_tokens(logits, 1.0, torch.tensor([0.4, 0.6, 0.8], dtype=torch.float64))[0].tolist()
     [0, 1, 2]
     """
-    rows, vocabulary = logits.shape
-    scaled = logits.float() / temperature
-    log_total = scaled.logsumexp(dim=-1, keepdim=True)
-    padding = -vocabulary % CHUNK
-    probabilities = torch.nn.functional.pad((scaled - log_total).exp(), (0, padding)).view(rows, -1, CHUNK)
-    chunk_cdf = probabilities.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    target = uniforms.unsqueeze(1) * chunk_cdf[:, -1:]
+    weights = _weights(logits, temperature)
+    chunk_cdf = weights.sum(dim=-1).double().cumsum(dim=-1)
+    total = chunk_cdf[:, -1:]
+    target = uniforms.unsqueeze(1) * total
     chunk = _first_above(chunk_cdf, target)
     before = torch.where(chunk > 0, chunk_cdf.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    within = probabilities.gather(1, chunk.unsqueeze(2).expand(-1, 1, CHUNK)).squeeze(1)
-    tokens = chunk * CHUNK + _first_above(within.double().cumsum(dim=-1), target - before)
-    return tokens.squeeze(1), (scaled.gather(1, tokens) - log_total).squeeze(1)
+    within = weights.gather(1, chunk.unsqueeze(2).expand(-1, 1, CHUNK)).squeeze(1).double()
+    place = _first_above(within.cumsum(dim=-1), target - before)
+    logprobs = (within.gather(1, place) / total).log().float()
+    return (chunk * CHUNK + place).squeeze(1), logprobs.squeeze(1)
+
+
+def _weights(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Probabilities, but for a factor per row, in chunks [rows, chunks, CHUNK] float32; 0 beyond the vocabulary."""
+    scaled = logits.to(torch.float32, copy=True)
+    if temperature != 1.0:
+        scaled.div_(temperature)
+    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()
+    padding = -weights.shape[1] % CHUNK
+    if padding:
+        weights = torch.nn.functional.pad(weights, (0, padding))
+    return weights.view(len(weights), -1, CHUNK)
 
 
 def _first_above(cdf: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

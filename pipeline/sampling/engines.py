@@ -38,4 +38,4 @@ def open_sampler(policy: Path, base: Path, tokenizer: Any, params: SamplingParam
     from pipeline.sampling.transformers_sampler import TransformersSampler
 
     model = load_model(policy, base, resolve_device(params.device))
-    return TransformersSampler(model, end_token_ids(model, tokenizer), params)
+    return TransformersSampler(model, end_token_ids(model, tokenizer), params, tokenizer)

@@ -1,14 +1,15 @@
 """Sampling with a decode loop of our own on a transformers model's forward and key-value cache.
 
-Each distinct prompt of a batch is run once and its cache is expanded to its completions; rows that are finished
-leave the batch; every completion draws from a random stream of its own, so that batching does not change its
-randomness (it still changes the last bits of bfloat16 logits).
+Each distinct prompt is run once and its cache is expanded to its completions; rows that are finished leave the batch,
+and others take their places; every completion draws from a random stream of its own, so that batching does not change
+its randomness (it still changes the last bits of bfloat16 logits).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
 from pipeline.policy import Model
 from pipeline.sampling import Engine, FinishReason, OnProgress, SampledCompletion, SampleRequest
-from pipeline.sampling.decode_attention import make_cache, use_decode_attention
+from pipeline.sampling.batch import Batch, Row, places_to_keep
+from pipeline.sampling.cache import make_cache
+from pipeline.sampling.decode_attention import use_decode_attention
 from pipeline.sampling.draw import draw_tokens
+from pipeline.sampling.stopping import StopWatch, make_stops
 
 ENGINE = Engine(
     name="transformers",
@@ -29,19 +33,8 @@ ENGINE = Engine(
 )
 
 
-@dataclass
-class _Row:
-    """A completion in the making."""
-
-    request: int
-    place: int
-    seed: int
-    stream: np.random.Generator
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
-_Finished = tuple[_Row, FinishReason]
+MAX_FILLED_FRACTION = 0.75
+"""A batch takes in new rows when so much of it is in use, or less: each time, all its rows are copied."""
 
 
 class TransformersSampler:
@@ -49,26 +42,30 @@ class TransformersSampler:
 
     Args:
         model: a causal language model in evaluation mode.
-        end_token_ids: tokens that end a completion.
-        params: temperature, limits and batch size.
+        end_token_ids: tokens that end a completion, beside those of `params`.
+        params: temperature, stops, limits and batch size.
+        tokenizer: the model's, needed for stop strings alone.
     """
 
     n_parallel = 1
 
-    def __init__(self, model: Model, end_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self, model: Model, end_token_ids: Sequence[int], params: SamplingParams, tokenizer: Any = None
+    ) -> None:
         self.model = model
-        self.end_token_ids = frozenset(end_token_ids)
         self.params = params
+        self.stops = make_stops(params, end_token_ids)
+        self.tokenizer = tokenizer
+        self._check_stop_ids()
         use_decode_attention(model)
 
     def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
         """For each request, in order, a completion for each of its seeds, in order."""
         self._check_lengths(requests)
-        found: dict[tuple[int, int], SampledCompletion] = {}
-        for rows in _batches(requests, self.params.max_batch_completions):
-            for row, finish_reason in self._sample_batch(requests, rows, on_progress):
-                completion = SampledCompletion(row.token_ids, row.logprobs, finish_reason, row.seed)
-                found[row.request, row.place] = completion
+        found = {
+            (row.request, row.place): SampledCompletion(row.token_ids, row.logprobs, reason, row.seed)
+            for row, reason in self._decode(requests, on_progress)
+        }
         return [[found[i, j] for j in range(len(request.seeds))] for i, request in enumerate(requests)]
 
     def close(self) -> None:
@@ -76,32 +73,73 @@ class TransformersSampler:
         del self.model
 
     @torch.inference_mode()
-    def _sample_batch(
-        self, requests: Sequence[SampleRequest], rows: list[_Row], on_progress: OnProgress
-    ) -> Iterator[_Finished]:
+    def _decode(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> Iterator[tuple[Row, FinishReason]]:
+        """The rows of `requests`, each with how it ended, as they end."""
+        waiting = deque(self._rows(requests))
+        batch: Batch | None = None
+        while waiting or batch:
+            batch = self._fill(batch, waiting, requests)
+            tokens, logprobs = self._draw(batch)
+            reasons = batch.record(tokens.tolist(), logprobs.tolist())
+            finished = [(row, reason) for row, reason in zip(batch.rows, reasons, strict=True) if reason]
+            yield from finished
+            on_progress([reason for _, reason in finished], len(tokens))
+            places = places_to_keep(reasons)
+            if not places:
+                batch = None
+                continue
+            if finished:
+                batch.keep(places)
+                tokens = tokens[places]
+            self._step(batch, tokens)
+
+    def _rows(self, requests: Sequence[SampleRequest]) -> Iterator[Row]:
+        """By length of prompt, so that little is padding."""
+        for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_token_ids)):
+            for place, seed in enumerate(requests[i].seeds):
+                stream = np.random.Generator(np.random.Philox(key=seed))
+                yield Row(i, place, seed, stream, StopWatch(self.stops, self.tokenizer, requests[i].prompt_token_ids))
+
+    def _fill(self, batch: Batch | None, waiting: deque[Row], requests: Sequence[SampleRequest]) -> Batch:
+        """`batch` with the next of the rows that wait, where there is room enough to be worth it."""
+        n_rows, most = len(batch.rows) if batch else 0, self.params.max_batch_completions
+        if batch and not (waiting and batch.can_grow and n_rows <= MAX_FILLED_FRACTION * most):
+            return batch
+        new = self._begin([waiting.popleft() for _ in range(min(most - n_rows, len(waiting)))], requests)
+        if batch:
+            batch.add(new)
+        return batch or new
+
+    def _begin(self, rows: list[Row], requests: Sequence[SampleRequest]) -> Batch:
+        """Run each prompt of `rows` once."""
         device = self.model.device
         prompts = list(dict.fromkeys(row.request for row in rows))
         ids, mask = _left_pad([requests[i].prompt_token_ids for i in prompts], device)
-        cache = make_cache(self.model.config.get_text_config(), ids.shape[1] + self.params.max_completion_tokens)
+        cache = make_cache(self.model.config.get_text_config())
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(ids, mask, positions, cache)
-        expand = torch.tensor([prompts.index(row.request) for row in rows], device=device)
-        cache.reorder_cache(expand)  # the one selection of rows that every kind of cache layer has
-        logits, mask, position = logits[expand], mask[expand], positions[expand, -1:]
-        while rows:
-            uniforms = torch.tensor([row.stream.random() for row in rows], dtype=torch.float64, device=device)
-            tokens, logprobs = draw_tokens(logits, self.params.temperature, uniforms)
-            rows, keep, finished = self._settle(rows, tokens.tolist(), logprobs.tolist())
-            yield from finished
-            on_progress([reason for _, reason in finished], len(tokens))
-            if finished and rows:
-                order = torch.tensor(keep, device=device)
-                cache.reorder_cache(order)
-                tokens, mask, position = tokens[order], mask[order], position[order]
-            if rows:
-                mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-                position = position + 1
-                logits = self._forward(tokens.unsqueeze(1), mask, position, cache)
+        order = torch.tensor([prompts.index(row.request) for row in rows], device=device)
+        cache.reorder_cache(order)
+        return Batch(rows, cache, mask[order], positions[order, -1:], logits[order])
+
+    def _draw(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next token of each row and its log-probability, both [rows]."""
+        early = [place for place, row in enumerate(batch.rows) if not row.watch.may_end]
+        if early:
+            ends = torch.tensor(sorted(self.stops.end_token_ids), device=batch.logits.device)
+            batch.logits[torch.tensor(early, device=batch.logits.device).unsqueeze(1), ends] = -torch.inf
+        uniforms = torch.tensor([row.stream.random() for row in batch.rows], dtype=torch.float64)
+        tokens, logprobs = draw_tokens(batch.logits, self.params.temperature, uniforms.to(batch.logits.device))
+        if not bool(logprobs.isfinite().all()):
+            remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
+            raise BadInput("data/policy", "the policy gives logits that are not finite", remedy)
+        return tokens, logprobs
+
+    def _step(self, batch: Batch, tokens: torch.Tensor) -> None:
+        """Run `tokens` [rows], so that `batch` has the logits for the next ones."""
+        batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=1)
+        batch.position = batch.position + 1
+        batch.logits = self._forward(tokens.unsqueeze(1), batch.mask, batch.position, batch.cache)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: object) -> torch.Tensor:
         output = self.model(
@@ -118,34 +156,14 @@ class TransformersSampler:
             problem = f"a model of type {self.model.config.model_type} takes no key-value cache"
             raise BadInput("data/policy", problem, remedy)
         logits: torch.Tensor = output.logits[:, -1]
-        if not bool(logits.amax(dim=-1).isfinite().all()):  # -inf at some tokens is a model's right
-            remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
-            raise BadInput("data/policy", "the policy gives logits that are not finite", remedy)
         return logits
 
-    def _settle(
-        self, rows: list[_Row], tokens: list[int], logprobs: list[float]
-    ) -> tuple[list[_Row], list[int], list[_Finished]]:
-        """Record the drawn tokens; part the rows into those that go on and those that are finished.
-
-        The rows that go on fill the first places, the last ones moving into the gaps, so that few rows of the
-        cache are copied; `keep` says which old row each place now holds.
-        """
-        finished: list[_Finished] = []
-        going: list[int] = []
-        for place, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
-            row.token_ids.append(token)
-            row.logprobs.append(logprob)
-            if token in self.end_token_ids:
-                finished.append((row, "stop"))
-            elif len(row.token_ids) == self.params.max_completion_tokens:
-                finished.append((row, "length"))
-            else:
-                going.append(place)
-        movers = iter(sorted((place for place in going if place >= len(going)), reverse=True))
-        staying = {place for place in going if place < len(going)}
-        keep = [place if place in staying else next(movers) for place in range(len(going))]
-        return [rows[place] for place in keep], keep, finished
+    def _check_stop_ids(self) -> None:
+        n_tokens = self.model.config.get_text_config().vocab_size
+        unknown = [token_id for token_id in self.params.stop_token_ids if token_id >= n_tokens]
+        if unknown:
+            problem = f"{unknown[0]} is no token of the model, which has {n_tokens}"
+            raise BadInput("params.yaml: sampling.stop_token_ids", problem, "Look it up in the tokenizer of data/base")
 
     def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -155,20 +173,6 @@ class TransformersSampler:
             problem = f"a prompt of {longest} tokens and {self.params.max_completion_tokens} new "
             problem += f"ones make {needed}, and the model has {limit} positions"
             raise BadInput("params.yaml: sampling.max_completion_tokens", problem, "Lower it, or drop long prompts")
-
-
-def _batches(requests: Sequence[SampleRequest], max_rows: int) -> Iterator[list[_Row]]:
-    """Rows by length of prompt, so that little is padding, at most `max_rows` at a time."""
-    by_length = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_token_ids))
-    batch: list[_Row] = []
-    for i in by_length:
-        for place, seed in enumerate(requests[i].seeds):
-            batch.append(_Row(i, place, seed, np.random.Generator(np.random.Philox(key=seed))))
-            if len(batch) == max_rows:
-                yield batch
-                batch = []
-    if batch:
-        yield batch
 
 
 def _left_pad(prompts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

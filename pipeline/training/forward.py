@@ -14,10 +14,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model, keep_score_cap
+from pipeline.sampling.stopping import Stops
 from pipeline.training.batching import PaddedRows, Step, TrainingRow, cut_padded_rows, pad_rows, plan_steps
 from pipeline.training.buckets import padded_length
 from pipeline.training.grouped_attention import GROUPED_ATTENTION, supports_grouped_attention, windows_of
-from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
+from pipeline.training.logprobs import Barred, Entropy, Head, TokenStatistics, token_statistics
 from pipeline.training.packing import PackedRow, count_packed_tokens, cut_packed_rows, pack_rows
 
 
@@ -91,20 +92,31 @@ def count_tokens(model: Model, rows: Sequence[TrainingRow], steps: Sequence[Step
 
 
 def row_statistics(
-    model: Model, rows: Sequence[TrainingRow], temperature: float, entropy: Entropy = "measured"
+    model: Model,
+    rows: Sequence[TrainingRow],
+    temperature: float,
+    entropy: Entropy = "measured",
+    stops: Stops | None = None,
 ) -> TokenStatistics:
     """Statistics [B, C] of the completions of `rows`, padded on the right with 0.
 
-    The head sees only the hidden states that predict a completion token.
+    The head sees only the hidden states that predict a completion token. With `stops`, end tokens are left out where
+    they were when the completions were drawn.
     """
+    barred = _barred(rows, stops, model.device) if stops and stops.min_tokens else None
     # A pass uses a weight once, so a cache of narrowed weights would keep them all for nothing.
     with torch.autocast(model.device.type, dtype=torch.bfloat16, cache_enabled=False):
         hidden, token_ids = _run(model, rows)
-        flat = token_statistics(hidden, head_of(model), token_ids, temperature, entropy)
+        flat = token_statistics(hidden, head_of(model), token_ids, temperature, entropy, barred)
     lengths = [len(row.completion_token_ids) for row in rows]
     return TokenStatistics(
         *(torch.nn.utils.rnn.pad_sequence(list(torch.split(values, lengths)), batch_first=True) for values in flat)
     )
+
+
+def _barred(rows: Sequence[TrainingRow], stops: Stops, device: torch.device) -> Barred:
+    places = [place < stops.min_tokens for row in rows for place in range(len(row.completion_token_ids))]
+    return Barred(torch.tensor(sorted(stops.end_token_ids), device=device), torch.tensor(places, device=device))
 
 
 def _run(model: Model, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:

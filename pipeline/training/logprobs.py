@@ -22,6 +22,22 @@ Entropy = Literal["left_out", "measured", "trained"]
 """What is wanted of the entropy: nothing (it is 0 then), its value, or its value with a gradient."""
 
 
+class Barred(NamedTuple):
+    """Tokens that could not be drawn at some places: their logits are -inf there."""
+
+    token_ids: torch.Tensor  # [n] int64
+    places: torch.Tensor  # [T] bool
+
+    def padded(self, n_padding: int) -> Barred:
+        """The same with `n_padding` more places, at which everything could be drawn."""
+        return self._replace(places=torch.nn.functional.pad(self.places, (0, n_padding)))
+
+    def apply(self, logits: torch.Tensor, part: slice) -> torch.Tensor:
+        """`logits` [t, vocabulary] of the places in `part`, changed in place."""
+        logits[self.places[part].nonzero(), self.token_ids] = -torch.inf
+        return logits
+
+
 class TokenStatistics(NamedTuple):
     """Per completion token, in nats: its log-probability, and the entropy of the whole distribution there."""
 
@@ -57,12 +73,17 @@ class Head:
 
 
 def token_statistics(
-    hidden: torch.Tensor, head: Head, token_ids: torch.Tensor, temperature: float, entropy: Entropy = "measured"
+    hidden: torch.Tensor,
+    head: Head,
+    token_ids: torch.Tensor,
+    temperature: float,
+    entropy: Entropy = "measured",
+    barred: Barred | None = None,
 ) -> TokenStatistics:
     """Statistics [T] of `token_ids` [T] where `hidden` [T, hidden size] predicts them.
 
-    Logits are divided by `temperature`, since that is the distribution the completions were drawn from. Matrix
-    products are in the type that autocast says, everything else in float32.
+    Logits are divided by `temperature` and those of `barred` left out, since that is the distribution the completions
+    were drawn from. Matrix products are in the type that autocast says, everything else in float32.
 
     >>> head = Head(torch.tensor([[2.0], [0.0]]))
     >>> statistics = token_statistics(torch.tensor([[1.0]]), head, torch.tensor([0]), temperature=0.6)
@@ -73,7 +94,8 @@ def token_statistics(
     n_padding = padded_length(n_tokens) - n_tokens
     hidden = torch.nn.functional.pad(hidden, (0, 0, 0, n_padding))
     token_ids = torch.nn.functional.pad(token_ids, (0, n_padding))
-    arguments = (hidden, head.weight, head.bias, head, token_ids, temperature, entropy)
+    barred = None if barred is None else barred.padded(n_padding)
+    arguments = (hidden, head.weight, head.bias, head, token_ids, temperature, entropy, barred)
     padded = _Statistics.apply(*arguments)  # type: ignore[no-untyped-call]
     return TokenStatistics(*(values[:n_tokens] for values in padded))
 
@@ -91,6 +113,7 @@ class _Statistics(torch.autograd.Function):
         token_ids: torch.Tensor,
         temperature: float,
         entropy: Entropy,
+        barred: Barred | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device = hidden.device.type
         is_cast = torch.is_autocast_enabled(device)
@@ -102,7 +125,7 @@ class _Statistics(torch.autograd.Function):
         slopes = [torch.empty_like(inputs) for _ in range(n_slopes)]
         with torch.autocast(device, enabled=False):
             for part in _chunks(len(hidden), len(weight)):
-                chunk = _Chunk(cast, inputs[part], token_ids[part], temperature)
+                chunk = _Chunk(cast, inputs, token_ids, temperature, barred, part)
                 logprobs[part] = chunk.chosen
                 if entropy != "left_out":
                     entropies[part] = chunk.entropy
@@ -111,7 +134,8 @@ class _Statistics(torch.autograd.Function):
         if entropy != "trained":
             ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(hidden, weight, token_ids)
-        ctx.slopes, ctx.cast, ctx.temperature, ctx.n_outputs = slopes, cast, temperature, 1 + (entropy == "trained")
+        ctx.slopes, ctx.cast, ctx.temperature, ctx.barred = slopes, cast, temperature, barred
+        ctx.n_outputs = 1 + (entropy == "trained")
         return logprobs, entropies
 
     @staticmethod
@@ -126,23 +150,33 @@ class _Statistics(torch.autograd.Function):
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dtype = ctx.cast.weight.dtype
             for_weight, for_bias = torch.zeros_like(weight), weight.new_zeros(len(weight))
+            inputs = hidden.to(dtype)
             for part in _chunks(len(hidden), len(weight)):
-                inputs = hidden[part].to(dtype)
-                slopes = _Chunk(ctx.cast, inputs, token_ids[part], ctx.temperature).slopes(ctx.n_outputs)
-                for factor, slope in zip(factors, slopes, strict=True):
+                chunk = _Chunk(ctx.cast, inputs, token_ids, ctx.temperature, ctx.barred, part)
+                for factor, slope in zip(factors, chunk.slopes(ctx.n_outputs), strict=True):
                     by_logit = factor[part] * slope
-                    for_weight += by_logit.to(dtype).t() @ inputs
+                    for_weight += by_logit.to(dtype).t() @ inputs[part]
                     for_bias += by_logit.sum(dim=0)
-        return for_hidden, for_weight, for_bias if ctx.needs_input_grad[2] else None, None, None, None, None
+        return for_hidden, for_weight, for_bias if ctx.needs_input_grad[2] else None, *[None] * 5
 
 
 class _Chunk:
-    """The distributions of a few tokens [t, vocabulary]."""
+    """The distributions [t, vocabulary] of the tokens in `part`."""
 
-    def __init__(self, head: Head, hidden: torch.Tensor, token_ids: torch.Tensor, temperature: float) -> None:
-        logits = head.logits(hidden)
+    def __init__(
+        self,
+        head: Head,
+        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
+        temperature: float,
+        barred: Barred | None,
+        part: slice,
+    ) -> None:
+        logits = head.logits(hidden[part])
         self.scale = head.slope(logits) / temperature
-        self.token_ids = token_ids.unsqueeze(1)
+        if barred is not None:
+            logits = barred.apply(logits, part)
+        self.token_ids = token_ids[part].unsqueeze(1)
         # A logit of -inf, a token that can't be, would be NaN times its probability of 0.
         self.logprobs = (logits / temperature).log_softmax(dim=1).clamp_(min=torch.finfo(logits.dtype).min)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 import torch
 
-from pipeline.params import TrainingParams
+from pipeline.params import SamplingParams, TrainingParams
 from pipeline.policy import load_model, resolve_device
 from pipeline.tables import TOKEN_LOGPROBS
 from pipeline.training.batching import TrainingRow
 from pipeline.training.checks import check_tokens
 from pipeline.training.forward import plan_update, prepare_model
-from pipeline.training.recording import OnProgress, record_logprobs
+from pipeline.training.recording import OnProgress, record_logprobs, stops_that_bar
 from pipeline.training.state import TrainerState, load_state, make_optimizer
 
 
@@ -24,13 +24,14 @@ def recompute_logprobs(
     base: Path,
     trainer_state: Path | None,
     params: TrainingParams,
-    temperature: float,
+    sampling: SamplingParams,
     on_progress: OnProgress,
 ) -> pl.DataFrame:
     """The table `token_logprobs` of all `rollouts`, as an update with `params` computes it before its first step.
 
-    The weights are the float32 masters of the folder `trainer_state`, or those of `policy` where that is None. Rounding
-    depends on which completions are run together, which here are others than in the update.
+    The rollouts were drawn under `sampling`. The weights are the float32 masters in `trainer_state`, or those
+    of `policy` where that is None. Rounding depends on which completions are run together, which here are others than
+    in the update.
     """
     rows = [
         TrainingRow(**row, advantage=0.0)
@@ -44,7 +45,8 @@ def recompute_logprobs(
     check_tokens(rows, model, "the policy")
     make_optimizer(model, load_state(trainer_state) if trainer_state else TrainerState(), params)
     once = params.model_copy(update={"epochs": 1, "minibatches": 1})
-    old = record_logprobs(model, rows, plan_update(model, rows, once), temperature, on_progress, nullcontext())
+    steps, stops = plan_update(model, rows, once), stops_that_bar(sampling, model, base)
+    old = record_logprobs(model, rows, steps, sampling.temperature, on_progress, nullcontext(), stops=stops)
     records = [
         {
             "iteration": iteration,

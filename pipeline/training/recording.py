@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.policy import Model
+from pipeline.params import SamplingParams
+from pipeline.policy import Model, end_token_ids, load_tokenizer
+from pipeline.sampling.stopping import Stops, make_stops
 from pipeline.training.batching import Step, TrainingRow, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
@@ -23,6 +26,13 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of completions and of completion tokens that were just run."""
 
 
+def stops_that_bar(params: SamplingParams, model: Model, base: Path) -> Stops | None:
+    """What ended completions of `model`, whose tokenizer is in `base`, where log-probabilities depend on it."""
+    if not params.min_completion_tokens:
+        return None
+    return make_stops(params, end_token_ids(model, load_tokenizer(base)))
+
+
 def record_logprobs(
     model: Model,
     rows: Sequence[TrainingRow],
@@ -31,6 +41,7 @@ def record_logprobs(
     on_progress: OnProgress,
     mode: AbstractContextManager[Any],
     ranks: Ranks = ALONE,
+    stops: Stops | None = None,
 ) -> Logprobs:
     """Log-probabilities under `model`, within the context `mode` and without gradients, of the rows of `steps`.
 
@@ -41,7 +52,7 @@ def record_logprobs(
         for turn in (turn for step in steps if step.epoch == 0 for turn in ranks.share(step.micro_batches)):
             chosen = [rows[row] for row in turn.rows]
             with micro_batch_named(chosen):
-                logprobs, _ = row_statistics(model, chosen, temperature, entropy="left_out")
+                logprobs, _ = row_statistics(model, chosen, temperature, "left_out", stops)
             recorded |= unpad(logprobs, turn.rows, rows)
             on_progress(len(turn.rows_of_all), count_completion_tokens(rows, turn.rows_of_all))
     return ranks.merge(recorded)

@@ -12,6 +12,7 @@ import torch
 from pipeline.errors import BadInput
 from pipeline.params import TrainingParams
 from pipeline.policy import Model
+from pipeline.sampling.stopping import Stops
 from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
 from pipeline.training.batching import Step, TrainingRow, completion_mask, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
@@ -28,7 +29,8 @@ class Trainer:
     """What an update needs, and what it records while it goes on.
 
     `first_step` is the number of optimizer steps that the run took before. `metrics` are those of the steps that this
-    update has taken, where it goes on from a checkpoint with what that holds.
+    update has taken, where it goes on from a checkpoint with what that holds. `stops` are those of sampling, needed
+    where it had a minimum of tokens.
     """
 
     model: Model
@@ -44,6 +46,7 @@ class Trainer:
     on_progress: OnProgress
     metrics: list[dict[str, Any]] = field(default_factory=list)
     ranks: Ranks = ALONE
+    stops: Stops | None = None
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +106,7 @@ class Trainer:
         rows = [self.rows[index] for index in indices]
         is_entropy_trained = self.params.entropy_coefficient > 0
         wanted: Entropy = "trained" if is_entropy_trained else "measured"
-        current, entropy = row_statistics(self.model, rows, self.temperature, wanted)
+        current, entropy = row_statistics(self.model, rows, self.temperature, wanted, self.stops)
         if indices[0] not in self.old:
             # The first step's own forward pass, before it changes anything, gives `old`.
             self.old.update(unpad(current, indices, self.rows))

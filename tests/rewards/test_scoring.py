@@ -48,6 +48,22 @@ def test_is_correct_comes_from_the_verifier_also_where_no_term_uses_it() -> None
     assert scores["reward"].to_list() == [1.0, 1.0]
 
 
+def test_an_answer_comes_after_the_reasoning() -> None:
+    texts = ["5 and 2, so 7</think>It is 7.", "It is 7.</think>It is 8.", "5 and 2, so 7", "no</think>8</think>7"]
+    # The prompt opened the block, so that none of these does; the term sees all of a completion.
+    closed = {
+        "correct": {"weight": 1.0},
+        "tags": {"weight": 0.5, "params": {"tags": ["think"], "is_opened": True, "allow_around": True}},
+    }
+    given = params(terms=closed, answer_after="</think>", shadow_verifiers=["json_answer"])
+    scores = score_completions(rollouts(texts), prompts(["7"] * 4), given)
+    assert scores["extracted_answer"].to_list() == ["7", "8", None, "7"]
+    assert scores["is_correct"].to_list() == [True, False, False, True]
+    assert scores["reward_tags"].to_list() == [1.0, 1.0, 0.0, 0.0]
+    # Without it, a number within a block that never closes is taken for an answer.
+    assert score_completions(rollouts(texts[2:3]), prompts(["7"]), params())["is_correct"].to_list() == [True]
+
+
 def test_a_null_term_makes_the_reward_null_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "user", user_terms)
     both = {"correct": {"weight": 1.0}, "mine": {"weight": 0.5, "kind": "obedient"}}

@@ -1,4 +1,4 @@
-"""The preallocated cache against the cache of transformers, and the attention of one position against theirs."""
+"""The attention of one position against that of transformers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pipeline.sampling.decode_attention import (
     DECODE_ATTENTION,
-    PreallocatedLayer,
     decode_attention,
-    make_cache,
     use_decode_attention,
 )
 
@@ -76,65 +73,6 @@ def test_a_position_bias_goes_to_transformers() -> None:
     ours, theirs = both(*tensors(6), left_padding(), position_bias=bias)
     assert torch.equal(ours, theirs)
     assert not torch.allclose(ours, both(*tensors(6), left_padding())[0])
-
-
-def states(rows: int, n_positions: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (rows, KEY_HEADS, n_positions, 4)
-    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_preallocated_layer_is_a_dynamic_layer(seed: int) -> None:
-    """A prefill, then random appends, expansions, shuffles and departures of rows."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def pick(high: int) -> int:
-        return int(torch.randint(1, high + 1, (), generator=generator))
-
-    ours, theirs = PreallocatedLayer(40), DynamicLayer()
-    rows = pick(5)
-    new = states(rows, pick(7), generator)
-    assert ours.get_seq_length() == theirs.get_seq_length() == 0
-    assert ours.get_mask_sizes(7) == theirs.get_mask_sizes(7)
-    for _ in range(12):
-        for mine, other in zip(ours.update(*new), theirs.update(*new), strict=True):
-            assert torch.equal(mine, other)
-        n_kept = pick(2 * rows) if pick(3) == 1 else pick(rows)
-        indices = torch.randint(0, rows, (n_kept,), generator=generator)
-        ours.reorder_cache(indices)
-        theirs.reorder_cache(indices)
-        rows = n_kept
-        assert torch.equal(ours.keys, theirs.keys)
-        assert torch.equal(ours.values, theirs.values)
-        assert ours.get_seq_length() == theirs.get_seq_length()
-        assert ours.get_mask_sizes(1) == theirs.get_mask_sizes(1)
-        new = states(rows, 1, generator)
-
-
-def test_appending_and_leaving_copy_nothing_that_stays() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = PreallocatedLayer(6)
-    layer.update(*states(4, 3, generator))
-    storage = layer.buffers[0].data_ptr()
-    keys, _ = layer.update(*states(4, 1, generator))
-    assert keys.data_ptr() == storage
-    layer.reorder_cache(torch.tensor([0, 3]))
-    assert layer.buffers[0].data_ptr() == storage
-    assert layer.buffers[0].shape == (2, KEY_HEADS, 6, 4)
-
-
-def test_a_full_layer_refuses_more() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = PreallocatedLayer(3)
-    layer.update(*states(2, 3, generator))
-    with pytest.raises(IndexError, match="4 positions in a cache for 3"):
-        layer.update(*states(2, 1, generator))
-
-
-def test_layers_of_a_sliding_window_stay_those_of_transformers() -> None:
-    config = Gemma3TextConfig(num_hidden_layers=3, layer_types=["sliding_attention", *["full_attention"] * 2])
-    kinds = [type(layer) for layer in make_cache(config, 10).layers]
-    assert kinds == [DynamicSlidingWindowLayer, PreallocatedLayer, PreallocatedLayer]
 
 
 @pytest.mark.parametrize(("given", "after"), [("sdpa", DECODE_ATTENTION), ("eager", "eager")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
 from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest
 from pipeline.sampling.transformers_sampler import TransformersSampler
+from tests.bpe_tokenizer import build_bpe_tokenizer
 
 VOCABULARY = 150
 N_POSITIONS = 64
@@ -121,10 +122,14 @@ def rows_of(
 
 
 @torch.no_grad()
-def plain_logprobs(model: Any, prompt: list[int], completion: list[int]) -> list[float]:
-    """From one forward over prompt and completion, with neither cache nor padding nor other rows."""
+def plain_logprobs(model: Any, prompt: list[int], completion: list[int], n_without_ends: int = 0) -> list[float]:
+    """From one forward over prompt and completion, with neither cache nor padding nor other rows.
+
+    The first `n_without_ends` tokens of the completion are drawn of those that are no end token.
+    """
     ids = torch.tensor([prompt + completion], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0].double()
+    logits[len(prompt) - 1 : len(prompt) - 1 + n_without_ends, list(END_TOKENS)] = -torch.inf
     logprobs = torch.log_softmax(logits / TEMPERATURE, dim=-1)
     return [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(completion)]
 
@@ -226,6 +231,67 @@ def test_an_end_token_in_the_last_permitted_place_is_a_stop(llama: Any) -> None:
     again = sample(llama, requests, end_tokens=(row.token_ids[-1],), limit=6)[0][free.index(row)]
     assert (again.token_ids, again.finish_reason) == (row.token_ids, "stop")
     assert len(again.token_ids) == 6
+
+
+def test_before_the_minimum_no_end_token_is_drawn_and_the_others_share_its_probability(llama: Any) -> None:
+    params = SamplingParams(
+        temperature=TEMPERATURE, max_completion_tokens=LIMIT, min_completion_tokens=5, stop_token_ids=[77]
+    )
+    requests = ragged_requests()
+    groups = TransformersSampler(llama, END_TOKENS[:-1], params).sample(requests, lambda reasons, n_tokens: None)
+    lengths = set()
+    for request, row in rows_of(requests, groups):
+        assert not set(row.token_ids[:5]) & set(END_TOKENS)
+        expected = plain_logprobs(llama, request.prompt_token_ids, row.token_ids, n_without_ends=5)
+        assert row.logprobs == pytest.approx(expected, abs=2e-5)
+        lengths.add(len(row.token_ids))
+    assert 6 in lengths  # the first token that may be one
+    assert len(lengths) > 3
+
+
+def test_a_stop_string_ends_a_completion_and_stays(llama: Any) -> None:
+    tokenizer = build_bpe_tokenizer()
+    requests = ragged_requests(8)
+    free = sample(llama, requests, end_tokens=())
+    string = "e"
+    params = SamplingParams(temperature=TEMPERATURE, max_completion_tokens=LIMIT, stop=[string])
+    groups = TransformersSampler(llama, (), params, tokenizer).sample(requests, lambda reasons, n_tokens: None)
+    n_stopped = 0
+    for (_, row), (_, longer) in zip(rows_of(requests, groups), rows_of(requests, free), strict=True):
+        n_tokens = len(row.token_ids)
+        assert row.token_ids == longer.token_ids[:n_tokens]
+        assert row.logprobs == pytest.approx(longer.logprobs[:n_tokens], abs=1e-5)
+        *before, text = (tokenizer.decode(row.token_ids[:n], skip_special_tokens=True) for n in range(n_tokens + 1))
+        assert not any(string in earlier for earlier in before)
+        is_stopped = string in text
+        assert (row.finish_reason, is_stopped or n_tokens == LIMIT) == ("stop" if is_stopped else "length", True)
+        n_stopped += is_stopped
+    assert 0 < n_stopped < 56
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_named(llama: Any) -> None:
+    params = SamplingParams(max_completion_tokens=LIMIT, stop_token_ids=[3, VOCABULARY])
+    with pytest.raises(BadInput, match=r"sampling\.stop_token_ids: 150 is no token of the model, which has 150"):
+        TransformersSampler(llama, END_TOKENS, params)
+
+
+def test_a_batch_stays_filled_while_rows_wait(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_rows: list[int] = []
+    forward = TransformersSampler._forward
+
+    def counted(sampler: TransformersSampler, ids: torch.Tensor, *others: Any) -> torch.Tensor:
+        if ids.shape[1] == 1:
+            n_rows.append(len(ids))
+        return forward(sampler, ids, *others)
+
+    monkeypatch.setattr(TransformersSampler, "_forward", counted)
+    requests = [SampleRequest([3, 4, 8 + i], list(range(10 * i, 10 * i + 4))) for i in range(16)]
+    groups = sample(llama, requests, batch=8)
+    lengths = [len(row.token_ids) for _, row in rows_of(requests, groups)]
+    one_after_another = sum(max(lengths[start : start + 8]) - 1 for start in range(0, 64, 8))
+    assert max(n_rows) == 8
+    assert len(n_rows) < one_after_another
+    assert sum(after > before for before, after in pairwise(n_rows)) > 8  # filled up more often than there are batches
 
 
 def test_progress_adds_up(llama: Any) -> None:

@@ -201,7 +201,8 @@ def test_the_trainer_finds_tokens_as_likely_as_the_sampler(
     prompt_ids = [f"{i:016x}" for i in range(len(many))]
     rows = completion_rows(prompt_ids, many, groups, load_tokenizer(folders[1]), 0)
     training = TrainingParams(learning_rate=1.0, max_tokens_per_microbatch=512, device="cpu")
-    recomputed = recompute_logprobs(rows, *folders, None, training, TEMPERATURE, lambda *_: None)
+    sampling = SamplingParams(temperature=TEMPERATURE, max_completion_tokens=LIMIT)
+    recomputed = recompute_logprobs(rows, *folders, None, training, sampling, lambda *_: None)
     tables = frame_tables({"rollouts": rows, "token_logprobs": recomputed})
     agreement = check_logprobs(tables, str, HealthParams(), 0).agreement
     assert agreement["n_tokens"] == sum(len(each.token_ids) for group in groups for each in group)

@@ -430,6 +430,35 @@ def test_the_base_model_is_another_reference_than_an_adapter_that_was_trained(
     assert recorded["ref_logprobs"].to_list() != recorded["old_logprobs"].to_list()
 
 
+def test_an_update_leaves_out_the_end_tokens_that_sampling_left_out(lay_out: Callable[[dict[str, Any]], None]) -> None:
+    barred: list[int] = []
+
+    def seen(*arguments: Any, **named: Any) -> TokenStatistics:
+        stops = arguments[4]
+        barred.append(stops.min_tokens if stops else 0)
+        assert stops is None or stops.end_token_ids == {2, 7}
+        return row_statistics(*arguments, **named)
+
+    recorded = []
+    for minimum in (0, 2):
+        lay_out(
+            {"sampling.min_completion_tokens": minimum, "sampling.stop_token_ids": [7], "training.reference": "base"}
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pipeline.training.trainer.row_statistics", seen)
+            patch.setattr("pipeline.training.recording.row_statistics", seen)
+            run()
+        recorded.append(read_table(paths.TOKEN_LOGPROBS, TOKEN_LOGPROBS))
+        assert set(barred) == {minimum}
+        barred.clear()
+        shutil.rmtree(paths.DATA)
+    without, with_minimum = recorded
+    for column in ("old_logprobs", "ref_logprobs"):
+        for plain, masked in zip(without[column], with_minimum[column], strict=True):
+            assert all(masked[:2] > plain[:2])  # the others share the probability of two tokens
+            assert masked[2:].to_list() == pytest.approx(plain[2:].to_list(), abs=1e-6)
+
+
 def test_the_kl_in_the_reward_moves_the_policy(lay_out: Callable[[dict[str, Any]], None]) -> None:
     found = []
     for coefficient in (0.0, 0.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from pipeline.errors import BadInput
 from pipeline.params import LoraParams
 from pipeline.policy import Model, create_adapter, load_model
+from pipeline.sampling.stopping import Stops
 from pipeline.training import forward
 from pipeline.training.batching import Step, TrainingRow, completion_mask, pad_rows
 from pipeline.training.forward import (
@@ -51,10 +53,14 @@ def model(layout: str, plain: Model) -> Model:
     return model
 
 
-def plain_logprobs(model: Model, row: TrainingRow) -> torch.Tensor:
-    """[C] in float64: the whole sequence alone, without mask, padding or positions."""
+def plain_logprobs(model: Model, row: TrainingRow, ends: Sequence[int] = (), n_without: int = 0) -> torch.Tensor:
+    """[C] in float64: the whole sequence alone, without mask, padding or positions.
+
+    Among the first `n_without` tokens there is none of `ends`.
+    """
     ids = torch.tensor([row.prompt_token_ids + row.completion_token_ids])
     logits: torch.Tensor = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
+    logits[:n_without, list(ends)] = -torch.inf
     places = torch.arange(len(row.completion_token_ids))
     return (logits.double() / TEMPERATURE).log_softmax(dim=-1)[places, row.completion_token_ids]
 
@@ -90,6 +96,16 @@ def test_a_plain_forward_of_each_row_alone_agrees(model: Model, plain: Model) ->
         n = len(row.completion_token_ids)
         assert torch.allclose(found[i, :n].double(), plain_logprobs(plain, row), atol=TOLERANCE)
         assert not found[i, n:].any()
+
+
+@in_float32
+def test_end_tokens_are_left_out_where_they_could_not_be_drawn(model: Model, plain: Model) -> None:
+    rows = random_rows(n_groups=3, group_size=3)
+    ends = sorted(set(range(VOCABULARY)) - {token for row in rows for token in row.completion_token_ids})[:3]
+    found = row_statistics(model, rows, TEMPERATURE, stops=Stops(frozenset(ends), (), 2, 8)).logprobs
+    for i, row in enumerate(rows):
+        n = len(row.completion_token_ids)
+        assert torch.allclose(found[i, :n].double(), plain_logprobs(plain, row, ends, 2), atol=TOLERANCE)
 
 
 @in_float32

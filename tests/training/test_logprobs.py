@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.training import logprobs
-from pipeline.training.logprobs import Entropy, Head, TokenStatistics, token_statistics
+from pipeline.training.logprobs import Barred, Entropy, Head, TokenStatistics, token_statistics
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "golden" / "loss.json").read_text())}
 
@@ -116,7 +116,34 @@ def test_an_entropy_left_out_is_0() -> None:
     assert torch.equal(found.logprobs, of_logits(logits, [0, 1, 2, 3], 0.7).logprobs)
 
 
+def test_what_was_barred_shares_no_probability() -> None:
+    # Probabilities 4/6, 1/6, 1/6; without the first 1/2 and 1/2, whose entropy is log 2.
+    logits, barred = (
+        torch.tensor([[4.0, 1.0, 1.0]] * 3).log(),
+        Barred(torch.tensor([0]), torch.tensor([True, False, True])),
+    )
+    found = token_statistics(logits, Head(torch.eye(3)), torch.tensor([1, 1, 2]), 1.0, barred=barred)
+    assert found.logprobs.tolist() == pytest.approx([math.log(1 / 2), math.log(1 / 6), math.log(1 / 2)])
+    assert found.entropy[[0, 2]].tolist() == pytest.approx([math.log(2)] * 2)
+
+
 # --- gradients
+
+
+@pytest.mark.parametrize("entropy", get_args(Entropy))
+@pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
+def test_gradients_where_tokens_were_barred(
+    settings: dict[str, float], entropy: Entropy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_in_chunks(monkeypatch, 2, 6)
+    barred = Barred(torch.tensor([4, 5]), torch.tensor([True, True, False, True, False]))
+
+    def statistics(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = token_statistics(hidden, Head(weight, bias, **settings), draw_ids(5, 4), 0.7, entropy, barred)
+        return found if entropy == "trained" else found[:1]
+
+    inputs = draw(5, 3), draw(6, 3, seed=1), draw(6, seed=2)
+    assert torch.autograd.gradcheck(statistics, [values.requires_grad_() for values in inputs])
 
 
 def test_gradient_of_a_logprob() -> None:
