@@ -46,7 +46,7 @@ class ServerParams(Section):
     request_time_limit_seconds: PositiveFloat = 600.0
     recovery_time_limit_seconds: PositiveFloat = 120.0
     n_tries: Positive = 5
-    max_probe_difference: PositiveFloat = 0.1
+    max_probe_difference: PositiveFloat = 0.15
     api_key_variable: str | None = None
 
     @field_validator("urls")

@@ -12,7 +12,6 @@ import typer
 
 from pipeline.errors import BadInput
 from pipeline.params import Params, load_params
-from pipeline.serving import make_serve_command
 
 BASE, POLICY, PROMPTS_FILE = Path("data/base"), Path("data/policy"), Path("data/prompts.parquet")
 
@@ -36,6 +35,9 @@ def serve(
     The process becomes vLLM's, so that signals reach it. An adapter is loaded, or the weights of a whole model are
     exchanged, by the stages that sample.
     """
+    # Torch takes seconds to import, and `rollbook` has other commands.
+    from pipeline.serving import make_serve_command
+
     params = load_params()
     lora = params.training.lora if params.training.method == "lora" else None
     made = make_serve_command(BASE, POLICY, lora, params.sampling, params.seed, _count_positions(params))
@@ -53,7 +55,6 @@ def serve(
 
 def _count_positions(params: Params) -> int:
     """Tokens of the longest prompt of the run and of its completion."""
-    # Torch takes seconds to import, and `rollbook` has other commands.
     from pipeline.policy import load_tokenizer
     from pipeline.rollouts import tokenize_prompts
     from pipeline.table_io import read_table

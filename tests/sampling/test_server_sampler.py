@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no adapters": ({"loads_adapters": False}, r"it can't load the adapter .*/policy: it answers 404"),
     "another policy behind the name": (
         {"probe_error": -0.2},
-        r"is another policy: log-probabilities of a fixed text differ by 0\.200 nats per token \(at most 0\.1\)",
+        r"is another policy: log-probabilities of a fixed text differ by 0\.200 nats per token \(at most 0\.15\)",
     ),
     "fewer log-probabilities than tokens": (
         {"n_missing_probe_logprobs": 1},

