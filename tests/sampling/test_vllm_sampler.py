@@ -126,6 +126,7 @@ def differences(model: Any, requests: list[SampleRequest], groups: Groups) -> li
     ]
 
 
+@pytest.mark.slow
 @needs_vllm
 def test_each_seed_has_a_completion_that_ends_as_it_says(
     requests: list[SampleRequest], sampled: tuple[Groups, Reported]
