@@ -77,21 +77,11 @@ class VllmEngine:
             [_Completion(shard_seed if shard_seed is not None else seed) for seed in each.seeds] for each in requests
         ]
         for i, request in enumerate(requests):
-            for place, seed, n in self._parts(request, shard_seed):
+            for place, seed, n in _parts(request, shard_seed):
                 self._add(f"{i}/{place}", request.prompt_token_ids, seed, n)
         for reasons, n_tokens in _reported(self._steps(found)):
             on_progress(reasons, n_tokens)
         return [[_finished(completion) for completion in group] for group in found]
-
-    def _parts(self, request: SampleRequest, shard_seed: int | None) -> Iterator[tuple[int, int | None, int]]:
-        """Place of the first completion, seed and number of completions of each request to vLLM.
-
-        Of a seeded request for n completions, vLLM gives them seed, seed + 1, ...; the seeds here are hashes.
-        """
-        if shard_seed is not None:
-            yield 0, None, len(request.seeds)
-        else:
-            yield from ((place, seed, 1) for place, seed in enumerate(request.seeds))
 
     def _add(self, request_id: str, prompt_token_ids: list[int], seed: int | None, n: int) -> None:
         params = VllmSamplingParams(
@@ -129,6 +119,17 @@ class VllmEngine:
                         completion.finish_reason = _finish_reason(part.finish_reason)
                         reasons.append(completion.finish_reason)
             yield reasons, n_tokens
+
+
+def _parts(request: SampleRequest, shard_seed: int | None) -> Iterator[tuple[int, int | None, int]]:
+    """Of each request to vLLM that `request` becomes: place of its first completion, seed, number of completions.
+
+    To the n completions of a seeded request vLLM gives seed, seed + 1, ..., where ours are hashes.
+    """
+    if shard_seed is not None:
+        yield 0, None, len(request.seeds)
+    else:
+        yield from ((place, seed, 1) for place, seed in enumerate(request.seeds))
 
 
 def _finish_reason(reason: str) -> FinishReason:

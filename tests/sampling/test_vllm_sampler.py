@@ -229,6 +229,18 @@ def test_a_shard_is_seeded_anew_whatever_came_before(
 
 
 @needs_vllm
+def test_completions_with_seeds_of_their_own_do_not_depend_on_their_batch(sampler: VllmSampler) -> None:
+    """As on CUDA. On a CPU vLLM takes seeds as long as no prompt is prefilled in parts."""
+    first, second = SampleRequest([7, 8, 9], [1, 2, 3, 4]), SampleRequest([30, 31], [5, 6])
+    (engine,) = sampler.engines
+    groups = engine.sample([first, second], None, lambda *_: None)
+    assert [[completion.seed for completion in group] for group in groups] == [[1, 2, 3, 4], [5, 6]]
+    (alone,) = engine.sample([SampleRequest([30, 31], [6, 5])], None, lambda *_: None)
+    assert [completion.token_ids for completion in alone] == [completion.token_ids for completion in groups[1][::-1]]
+    assert len({tuple(completion.token_ids) for completion in groups[0]}) == 4
+
+
+@needs_vllm
 def test_ranks_of_lora_are_those_of_vllm() -> None:
     spec = importlib.util.find_spec("vllm")  # importing it takes seconds
     assert spec is not None
