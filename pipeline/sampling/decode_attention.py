@@ -52,12 +52,13 @@ def _attend_by_products(
 
     For the few positions of a group torch's fused kernel takes three times as long on a CPU.
     """
-    products = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-    scores = products.view(*query.shape[:3], -1).float().mul_(scaling)
+    rows, heads, n, _ = query.shape
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(rows, heads, n, -1)
+    scores = scores.float().mul_(scaling)
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
     weights = scores.softmax(dim=-1).to(value.dtype)
-    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view(*query.shape[:3], -1)
+    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view(rows, heads, n, -1)
 
 
 def use_decode_attention(model: Any) -> None:

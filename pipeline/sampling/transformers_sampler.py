@@ -32,7 +32,6 @@ ENGINE = Engine(
     is_repeatable=True,
 )
 
-
 MAX_FILLED_FRACTION = 0.75
 """A batch takes in new rows when so much of it is in use, or less: each time, all its rows are copied."""
 

@@ -150,6 +150,17 @@ def test_logprobs_are_those_of_a_plain_forward(name: str, batch: int, device: st
     assert len(lengths) > 4  # rows left the batch at many steps
 
 
+def test_a_model_that_can_not_attend_in_our_way_attends_in_its_own(llama: Any) -> None:
+    eager = build(CONFIGS["llama"]())
+    eager.set_attn_implementation("eager")  # as one does that caps its scores
+    requests = ragged_requests(2)
+    for (_, mine), (_, other) in zip(
+        rows_of(requests, sample(eager, requests)), rows_of(requests, sample(llama, requests)), strict=True
+    ):
+        assert mine.token_ids == other.token_ids
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+
+
 def test_logprobs_of_an_adapter_are_those_of_the_adapted_model() -> None:
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     base, adapted = build(CONFIGS["llama"]()), build(CONFIGS["llama"]())
