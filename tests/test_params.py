@@ -227,6 +227,11 @@ def test_several_problems_are_counted() -> None:
 RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"sampling.top_p": 0.9}, "sampling: top_p 0.9 and top_k 0: truncated sampling biases the ratio"),
     ({"sampling.top_p": float("nan")}, "sampling: top_p nan"),
+    ({"sampling.engine": "server"}, "sampling: engine server needs server.urls"),
+    ({"sampling.server": {"urls": ["http://a:1"] * 2}}, "sampling.server.urls: ['http://a:1', 'http://a:1']: each"),
+    ({"sampling.server": {"urls": ["a:8000"]}}, "sampling.server.urls.0: 'a:8000'"),
+    ({"sampling.server": {"urls": ["http://a:8000/"]}}, "sampling.server.urls.0: 'http://a:8000/'"),
+    ({"sampling.server": {"project_path": "shared"}}, "sampling.server.project_path: 'shared'"),
     ({"sampling.top_k": 50}, "sampling: top_p 1.0 and top_k 50: truncated sampling biases the ratio"),
     ({"base_model": {}}, "base_model: give exactly one of wheel, path and hub, not none"),
     ({"base_model.path": "model"}, "base_model: give exactly one of wheel, path and hub, not ['wheel', 'path']"),
