@@ -96,6 +96,8 @@ class ServerSampler:
 
     def close(self) -> None:
         """End all calls, and the connections to the servers."""
+        if self._loop.is_closed():
+            return
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
