@@ -51,7 +51,7 @@ kills: $(VENV)/.installed-test
 
 clean:
 	rm -rf data/base data/policy data/reference data/trainer_state data/next_policy data/next_trainer_state
-	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook/exit .rollbook/samples .rollbook/scores .rollbook/update
+	rm -rf data/*.parquet data/report.html data/history.csv data/health.json data/metrics/*.json dvc.lock .rollbook/exit .rollbook/samples .rollbook/served .rollbook/scores .rollbook/update
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

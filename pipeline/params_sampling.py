@@ -53,7 +53,7 @@ class ServerParams(Section):
     @classmethod
     def _are_distinct(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
-            raise ValueError(f"{value} names a server twice")
+            raise ValueError("each server is named once")
         return value
 
 

@@ -12,6 +12,7 @@ import typer
 
 from pipeline.errors import BadInput
 from pipeline.params import Params, load_params
+from pipeline.sampling.server_api import read_api_key
 
 BASE, POLICY, PROMPTS_FILE = Path("data/base"), Path("data/policy"), Path("data/prompts.parquet")
 
@@ -67,9 +68,5 @@ def _count_positions(params: Params) -> int:
 
 def _api_key(params: Params) -> dict[str, str]:
     """The key that the server asks for, where vLLM looks for it."""
-    variable = params.sampling.server.api_key_variable
-    if variable is None:
-        return {}
-    if not os.environ.get(variable):
-        raise BadInput(f"environment variable {variable}", "it is not set, and the servers' key is in it", "Set it")
-    return {"VLLM_API_KEY": os.environ[variable]}
+    key = read_api_key(params.sampling.server.api_key_variable)
+    return {} if key is None else {"VLLM_API_KEY": key}

@@ -59,5 +59,5 @@ class Sampler(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of memory and of processes."""
+        """End calls under way, and let go of memory and of processes; a second time there is nothing to do."""
         ...

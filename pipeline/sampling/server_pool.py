@@ -109,21 +109,31 @@ class ServerPool:
                         raise fault.as_error() from fault
 
     def _hand_out(self) -> None:
-        """Start the jobs that wait, in their order, while a server has room for the first."""
-        while self._waiting and (server := self._find_server(self._waiting[0])):
-            job = self._waiting.popleft()
+        """Start jobs that wait, in their order, while there is a server for one."""
+        while (found := self._find_next()) is not None:
+            job, server = found
+            self._waiting.remove(job)
             server.n_running += job.n_completions
             job.task = self._start(self._work(job, server))
         self._watch_deadline()
 
-    def _find_server(self, job: _Job) -> _Server | None:
-        """The server with the least to do, if it has room: one that has not failed at the job, where there is one."""
+    def _find_next(self) -> tuple[_Job, _Server] | None:
+        """The first job that some server has room for, and the one with the least to do of these.
+
+        A server that failed at a job gets it again only where no other one is in order.
+        """
         in_order = [server for server in self._servers if server.trouble is None]
-        others = [server for server in in_order if server not in job.failed_on] or in_order
-        server = min(others, key=lambda server: server.n_running, default=None)
-        if server is None or (server.n_running and server.n_running + job.n_completions > self._max_completions):
-            return None
-        return server
+        if not self._waiting or not any(self._has_room(server, self._waiting[0]) for server in in_order):
+            return None  # at once: the others that wait are as large as the first
+        for job in self._waiting:
+            others = [server for server in in_order if server not in job.failed_on] or in_order
+            free = [server for server in others if self._has_room(server, job)]
+            if free:
+                return job, min(free, key=lambda server: server.n_running)
+        return None
+
+    def _has_room(self, server: _Server, job: _Job) -> bool:
+        return server.n_running == 0 or server.n_running + job.n_completions <= self._max_completions
 
     async def _work(self, job: _Job, server: _Server) -> None:
         try:

@@ -7,7 +7,6 @@ log-probability of each where that is asked for, so that nothing is tokenized tw
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipeline.policy import is_adapter, load_config, stored_end_token_ids
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.served_policy import prepare_policy
 from pipeline.sampling.server_answers import Choice, Expected, read_answer
-from pipeline.sampling.server_api import SECONDS_FOR_A_LOOK, START_IT, ServerApi, ServerFault
+from pipeline.sampling.server_api import SECONDS_FOR_A_LOOK, START_IT, ServerApi, ServerFault, read_api_key
 from pipeline.sampling.server_policy import WHOLE_DISTRIBUTION, admit, check_version
 from pipeline.sampling.server_pool import ServerPool
 
@@ -97,6 +96,8 @@ class ServerSampler:
 
     def close(self) -> None:
         """End all calls, and the connections to the servers."""
+        if self._loop.is_closed():
+            return
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -195,9 +196,5 @@ class ServerSampler:
 
 
 def _headers(params: ServerParams) -> dict[str, str]:
-    variable = params.api_key_variable
-    if variable is None:
-        return {}
-    if not os.environ.get(variable):
-        raise BadInput(f"environment variable {variable}", "it is not set, and the servers' key is in it", "Set it")
-    return {"Authorization": f"Bearer {os.environ[variable]}"}
+    key = read_api_key(params.api_key_variable)
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

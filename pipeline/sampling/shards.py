@@ -116,11 +116,12 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
         if sampler.n_parallel == 1:
             return [sample(shard) for shard in shards]
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
-            futures = [threads.submit(sample, shard) for shard in shards]
             try:
+                futures = [threads.submit(sample, shard) for shard in shards]
                 wait(futures, return_when=FIRST_EXCEPTION)
             except KeyboardInterrupt:
-                sampler.close()  # else shards that have begun would go on to their end
+                threads.shutdown(wait=False, cancel_futures=True)
+                sampler.close()  # which ends the calls under way: they may take long
                 raise
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)

@@ -253,3 +253,35 @@ def test_a_process_that_is_killed_at_any_moment_leaves_whole_shards(tmp_path: Pa
     assert resumed.completions == expected.completions
     assert resumed.n_kept == 2 * n_kept
     assert len(sampler.calls) == N_SHARDS - n_kept
+
+
+class StuckSampler(CountingSampler):
+    """Returns from a call only when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(n_parallel=2)
+        self.is_called, self.is_closed = threading.Event(), threading.Event()
+
+    def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
+        self.is_called.set()
+        assert self.is_closed.wait(10)
+        return super().sample(requests, on_progress)
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed.set()
+
+
+def test_an_interrupt_ends_the_calls_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = StuckSampler()
+
+    def interrupt(*_: object, **__: object) -> None:
+        assert sampler.is_called.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shards, "wait", interrupt)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path, sampler)
+    assert time.monotonic() - started < 5
+    assert sampler.n_closed == 2  # at once, and as always
