@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipeline.fingerprint import digest_files
 from pipeline.sampling import OnProgress, SampledCompletion, Sampler, SampleRequest
@@ -24,6 +24,8 @@ from pipeline.table_io import write_text
 
 CODE = (Path(__file__).parent, Path(__file__).parent.parent / "policy.py")
 """Files and folders whose code determines what is sampled."""
+
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
             try:
                 futures = [threads.submit(sample, shard) for shard in shards]
-                wait(futures, return_when=FIRST_EXCEPTION)
+                _wait(futures)
             except KeyboardInterrupt:
                 threads.shutdown(wait=False, cancel_futures=True)
                 sampler.close()  # which ends the calls under way: they may take long
@@ -126,6 +128,17 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
             return [future.result() for future in futures]
+
+
+def _wait(futures: Sequence[Future[Any]]) -> None:
+    """Return when all have ended or one has failed.
+
+    A look now and then, since an interrupt from the keyboard does not reach a main thread that waits without an end.
+    """
+    is_over = False
+    while not is_over:
+        done, pending = wait(futures, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
+        is_over = not pending or any(future.exception() for future in done)
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:

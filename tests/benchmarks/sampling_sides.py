@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.params import SamplingParams
 from pipeline.policy import load_model, load_tokenizer
 from pipeline.sampling import SampleRequest
 from pipeline.sampling.transformers_sampler import TransformersSampler
+from tests.benchmarks.vllm_sides import open_bare, open_vllm
 
 CPU = torch.device("cpu")
 
@@ -90,8 +92,9 @@ SIDES: dict[str, Callable[[Path], Side]] = {
     "rollbook": open_rollbook,
     "generate": open_generate,
     "generate-logprobs": lambda base: open_generate(base, has_logprobs=True),
+    **({"vllm": open_vllm, "vllm-generate": open_bare} if find_spec("vllm") else {}),
 }
-"""Each side by its name, opened with the folder of the base model."""
+"""Each side by its name, opened with the folder of the base model; those of vLLM where it is installed."""
 
 MOST_LOGITS = 1 << 30
 """Of `generate-logprobs`, which holds them all: 4 GB in float32."""

@@ -5,37 +5,22 @@ Both give token ids and the log-probability of each token, and no token ends a c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pipeline.params import SamplingParams, VllmParams
 from pipeline.policy import load_tokenizer
-from pipeline.sampling import SampleRequest
 from pipeline.sampling.vllm_process import EngineProcess, EngineSettings
 from pipeline.sampling.vllm_sampler import make_settings, shard_seed
+
+if TYPE_CHECKING:
+    from tests.benchmarks.sampling_sides import Side, Work
 
 MOST_ROWS = 256
 LONGEST_PROMPT = 256
 MOST_TOKENS = 256
 CACHE_GIB = 1.5
-
-
-class Work(Protocol):
-    """What is to be sampled: `n_completions` of `n_tokens` tokens for each prompt."""
-
-    n_completions: int
-    n_tokens: int
-
-    @property
-    def requests(self) -> list[SampleRequest]:
-        """The prompts, with a seed for each completion."""
-        ...
-
-
-Side = Callable[[Work], int]
-"""Samples the work, and says how many tokens that were."""
 
 
 def open_vllm(base: Path) -> Side:
