@@ -133,7 +133,7 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
 def _wait(futures: Sequence[Future[Any]]) -> None:
     """Return when all have ended or one has failed.
 
-    A look now and then, since an interrupt from the keyboard does not reach a main thread that waits without an end.
+    Python has to run now and then for an interrupt to be seen: Polars has signals restart what they interrupt.
     """
     is_over = False
     while not is_over:
