@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,6 +46,8 @@ class _Shard:
     requests: list[SampleRequest]
     file: Path
 
+
+SECONDS_BETWEEN_LOOKS = 0.5
 
 ShardT = TypeVar("ShardT")
 ResultT = TypeVar("ResultT")
@@ -118,13 +120,25 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
             try:
                 futures = [threads.submit(sample, shard) for shard in shards]
-                wait(futures, return_when=FIRST_EXCEPTION)
+                _wait_for_all(futures)
             except KeyboardInterrupt:
                 sampler.close()  # which ends the calls under way: they may take long
                 raise
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
             return [future.result() for future in futures]
+
+
+def _wait_for_all(futures: Sequence[Future[ResultT]]) -> None:
+    """Return when all are done, or one has failed.
+
+    Now and then Python has to run for an interrupt to be seen: Polars has signals restart what they interrupt.
+    """
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            return
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:
