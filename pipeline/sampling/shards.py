@@ -122,6 +122,7 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
                 futures = [threads.submit(sample, shard) for shard in shards]
                 _wait_for_all(futures)
             except KeyboardInterrupt:
+                threads.shutdown(wait=False, cancel_futures=True)  # first, or a thread takes the next shard
                 sampler.close()  # which ends the calls under way: they may take long
                 raise
             finally:
