@@ -108,6 +108,11 @@ class ServerPool:
                     if not fault.is_transient:
                         raise fault.as_error() from fault
 
+    def close(self) -> None:
+        """Hand out nothing more of what waits."""
+        self._waiting.clear()
+        self._watch_deadline()
+
     def _hand_out(self) -> None:
         """Start jobs that wait, in their order, while there is a server for one."""
         while (found := self._find_next()) is not None:

@@ -122,6 +122,7 @@ class ServerSampler:
             raise
 
     async def _end(self) -> None:
+        self._pool.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

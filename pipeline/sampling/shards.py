@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pipeline.fingerprint import digest_files
 from pipeline.sampling import OnProgress, SampledCompletion, Sampler, SampleRequest
@@ -24,8 +24,6 @@ from pipeline.table_io import write_text
 
 CODE = (Path(__file__).parent, Path(__file__).parent.parent / "policy.py")
 """Files and folders whose code determines what is sampled."""
-
-SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class _Shard:
     requests: list[SampleRequest]
     file: Path
 
+
+SECONDS_BETWEEN_LOOKS = 0.5
 
 ShardT = TypeVar("ShardT")
 ResultT = TypeVar("ResultT")
@@ -120,9 +120,9 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
         with ThreadPoolExecutor(sampler.n_parallel) as threads:
             try:
                 futures = [threads.submit(sample, shard) for shard in shards]
-                _wait(futures)
+                _wait_for_all(futures)
             except KeyboardInterrupt:
-                threads.shutdown(wait=False, cancel_futures=True)
+                threads.shutdown(wait=False, cancel_futures=True)  # first, or a thread takes the next shard
                 sampler.close()  # which ends the calls under way: they may take long
                 raise
             finally:
@@ -130,15 +130,16 @@ def run_shards(sampler: Sampler, shards: Sequence[ShardT], sample: Callable[[Sha
             return [future.result() for future in futures]
 
 
-def _wait(futures: Sequence[Future[Any]]) -> None:
-    """Return when all have ended or one has failed.
+def _wait_for_all(futures: Sequence[Future[ResultT]]) -> None:
+    """Return when all are done, or one has failed.
 
-    Python has to run now and then for an interrupt to be seen: Polars has signals restart what they interrupt.
+    Now and then Python has to run for an interrupt to be seen: Polars has signals restart what they interrupt.
     """
-    is_over = False
-    while not is_over:
-        done, pending = wait(futures, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
-        is_over = not pending or any(future.exception() for future in done)
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            return
 
 
 def cut_shards(requests: Sequence[SampleRequest], max_completions: int) -> Iterator[list[int]]:
