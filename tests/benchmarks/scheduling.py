@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
@@ -36,6 +37,9 @@ HARDER = (
 )
 HARDER_WEIGHT = 0.3
 """Of each, beside weights of 7 in all of the default tasks: these are half of the prompts, less their duplicates."""
+
+VERDICTS = ("is_correct_other", "is_correct")
+"""Of a side, and of the first one."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,15 @@ def train_sides(folder: Path) -> None:
 
 def show(folder: Path) -> None:
     """Print what each side came to, of its iterations after the shared ones."""
-    columns = ("run", "iterations", "completions", "optimizer steps", "groups kept", "surplus", "held-out pass@1")
+    columns = ("run", "iterations", "completions", "steps", "groups kept", "surplus", "held-out pass@1", "won : lost")
     table = Table(*columns, title="prompt scheduling", title_justify="left")
     before = _history(folder, "shared", N_SHARED - 1)
-    table.add_row("shared", *_cells(before), _pass_at_1(before[-1]))
+    table.add_row("shared", *_cells(before), _pass_at_1(before[-1]), "")
     for side in SIDES:
         rows = _history(folder, side.run, side.last)
-        table.add_row(side.run, *_cells(rows[N_SHARED:]), _pass_at_1(rows[-1]))
-    Console(width=120).print(table)
+        beside = "" if side is SIDES[0] else _beside_first(folder, side)
+        table.add_row(side.run, *_cells(rows[N_SHARED:]), _pass_at_1(rows[-1]), beside)
+    Console(width=130).print(table)
 
 
 def _harder_source() -> str:
@@ -123,9 +128,20 @@ def _cells(rows: list[HistoryRow]) -> list[str]:
     return [str(len(rows)), f"{n_completions:,}", str(total["n_steps"]), kept, str(total["n_surplus"])]
 
 
+def _beside_first(folder: Path, side: Side) -> str:
+    """How many held-out prompts only `side` answers correctly, and how many only the first of the sides."""
+    first, other = (
+        pl.read_parquet(folder / f".rollbook/worktrees/{run}/data/eval.parquet").filter(policy="after")
+        for run in (SIDES[0].run, side.run)
+    )
+    both = first.join(other, on=["prompt_id", "completion_index"], suffix="_other")
+    won, lost = (both.filter(pl.col(one) & ~pl.col(two)).height for one, two in (VERDICTS, VERDICTS[::-1]))
+    return f"{won} : {lost}"
+
+
 def _pass_at_1(row: HistoryRow) -> str:
     measured, low, high = (row[f"eval_pass_at_1{end}"] for end in ("", "_low", "_high"))
-    return "not evaluated" if measured is None else f"{measured:.1%} (95% interval {low:.1%} to {high:.1%})"
+    return "not evaluated" if measured is None else f"{measured:.1%} ({low:.1%} to {high:.1%})"
 
 
 if __name__ == "__main__":
