@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline.params_sections import Device, Natural, Positive, PositiveFloat, Section, Temperature
 
@@ -13,6 +14,16 @@ OF_THE_CALL = (
     *("add_generation_prompt", "continue_final_message", "tokenize", "return_dict"),
 )
 """Names that `chat_template_kwargs` can't have: what a chat is, and where its completion begins, is set elsewhere."""
+
+
+def _check_address(url: str) -> str:
+    parts = urlsplit(url)  # a ValueError says what is wrong with brackets, and with a port
+    is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    if not is_whole or parts.query or parts.fragment or len(url.split()) != 1:
+        raise ValueError("it is no address of a server, such as http://gpu1:8000")
+    if url.endswith(("/", "/v1")):
+        raise ValueError("an address goes without a slash at its end, and without /v1, which is added")
+    return url
 
 
 class VllmParams(Section):
@@ -40,7 +51,7 @@ class ServerParams(Section):
     `api_key_variable` holds the key that servers were started with.
     """
 
-    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+(/[^/\s]+)*$")]] = Field(default_factory=list)
+    urls: list[Annotated[str, AfterValidator(_check_address)]] = Field(default_factory=list)
     project_path: Annotated[str, Field(pattern=r"^/")] | None = None
     per_completion_seeds: bool = True
     request_time_limit_seconds: PositiveFloat = 600.0

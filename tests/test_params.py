@@ -237,8 +237,19 @@ RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"sampling.top_p": float("nan")}, "sampling: top_p nan"),
     ({"sampling.engine": "server"}, "sampling: engine server needs server.urls"),
     ({"sampling.server": {"urls": ["http://a:1"] * 2}}, "sampling.server.urls: ['http://a:1', 'http://a:1']: each"),
-    ({"sampling.server": {"urls": ["a:8000"]}}, "sampling.server.urls.0: 'a:8000'"),
-    ({"sampling.server": {"urls": ["http://a:8000/"]}}, "sampling.server.urls.0: 'http://a:8000/'"),
+    *(
+        ({"sampling.server": {"urls": [url]}}, f"sampling.server.urls.0: {url!r}: {rule}")
+        for url, rule in [
+            ("a:8000", "it is no address of a server, such as http://gpu1:8000"),
+            ("http://:8000", "it is no address of a server"),
+            ("http://a:8000?x=1", "it is no address of a server"),
+            ("http://a b", "it is no address of a server"),
+            ("http://[a", "Invalid IPv6 URL"),
+            ("http://a:80000", "Port out of range 0-65535"),
+            ("http://a:8000/", "an address goes without a slash at its end"),
+            ("http://a:8000/v1", "an address goes without a slash at its end, and without /v1, which is added"),
+        ]
+    ),
     ({"sampling.server": {"project_path": "shared"}}, "sampling.server.project_path: 'shared'"),
     ({"sampling.top_k": 50}, "sampling: top_p 1.0 and top_k 50: truncated sampling biases the ratio"),
     ({"base_model": {}}, "base_model: give exactly one of wheel, path and hub, not none"),

@@ -48,6 +48,10 @@ class _Models(_Reply):
     data: list[_ModelCard]
 
 
+class _Version(_Reply):
+    version: str
+
+
 class _WeightInfo(_Reply):
     weight_version: str
 
@@ -87,6 +91,11 @@ async def admit(api: ServerApi, policy: ServedPolicy, max_difference: float) -> 
         _find_model(api, models, policy.base_name, policy)
         await _give_adapter(api, models, policy)
     await check_logprobs(api, policy, max_difference)
+
+
+async def read_vllm_version(api: ServerApi) -> str:
+    """Which vLLM the server runs."""
+    return _read(api, _Version, await api.get("/version")).version
 
 
 async def check_version(api: ServerApi, policy: ServedPolicy) -> None:

@@ -21,8 +21,8 @@ from pipeline.policy import is_adapter, load_config, stored_end_token_ids
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.served_policy import prepare_policy
 from pipeline.sampling.server_answers import Choice, Expected, read_answer
-from pipeline.sampling.server_api import SECONDS_FOR_A_LOOK, START_IT, ServerApi, ServerFault, read_api_key
-from pipeline.sampling.server_policy import WHOLE_DISTRIBUTION, admit, check_version
+from pipeline.sampling.server_api import START_IT, ServerApi, ServerFault, read_api_key
+from pipeline.sampling.server_policy import WHOLE_DISTRIBUTION, admit, check_version, read_vllm_version
 from pipeline.sampling.server_pool import ServerPool
 
 URLS = "params.yaml: sampling.server.urls"
@@ -31,25 +31,39 @@ ResultT = TypeVar("ResultT")
 
 
 def describe(params: SamplingParams) -> Engine:
-    """The vLLM that the servers run; a `TransientError` where none of them answers."""
-    versions: dict[str, str] = {}
-    problems: list[str] = []
-    for url in params.server.urls:
-        try:
-            reply = httpx.get(f"{url}/version", headers=_headers(params.server), timeout=SECONDS_FOR_A_LOOK)
-            versions[url] = str(reply.raise_for_status().json()["version"])
-        except httpx.HTTPError as error:
-            problems.append(f"{url}: {type(error).__name__}: {error}")
-        except (ValueError, KeyError, TypeError):
-            raise BadInput(url, "it doesn't say which version of vLLM it is", START_IT) from None
+    """The vLLM that the servers run; a `TransientError` where none of them answers.
+
+    Raises:
+        BadInput: what answers is no vLLM, asks for another key, or is of several versions.
+    """
+    answers = asyncio.run(_ask_versions(params.server))
+    faults = [answer for answer in answers if isinstance(answer, ServerFault)]
+    for fault in faults:
+        if not fault.is_transient:
+            raise fault.as_error()
+    versions = {url: answer for url, answer in zip(params.server.urls, answers, strict=True) if isinstance(answer, str)}
     if not versions:
         remedy = f"{START_IT}, and run again: finished shards are kept"
-        raise TransientError(URLS, f"no server answers: {'; '.join(problems)}", remedy)
+        raise TransientError(URLS, f"no server answers: {'; '.join(map(str, faults))}", remedy)
     if len(set(versions.values())) > 1:
         listed = ", ".join(f"{url} runs {version}" for url, version in versions.items())
         raise BadInput(URLS, f"the servers are of several versions of vLLM: {listed}", "Run the same on all")
     version = f"vllm {next(iter(versions.values()))}"
     return Engine("server", version, "completion" if params.server.per_completion_seeds else "none", False)
+
+
+async def _ask_versions(params: ServerParams) -> list[str | ServerFault]:
+    """Of each server its version of vLLM, or why it is not to be had."""
+
+    async def ask(api: ServerApi) -> str | ServerFault:
+        try:
+            return await read_vllm_version(api)
+        except ServerFault as fault:
+            return fault
+
+    async with httpx.AsyncClient(headers=_headers(params), timeout=None) as http:
+        apis = [ServerApi(url, http, params.request_time_limit_seconds) for url in params.urls]
+        return await asyncio.gather(*map(ask, apis))
 
 
 @dataclass(frozen=True)

@@ -416,8 +416,17 @@ def test_servers_that_are_down_from_the_start_are_waited_for_a_while() -> None:
     gone = params(["http://127.0.0.1:1"], recovery_time_limit_seconds=0.1)
     with pytest.raises(TransientError, match=r"no server is left: http://127\.0\.0\.1:1: there is no connection"):
         sample(gone)
-    with pytest.raises(TransientError, match=r"no server answers: http://127\.0\.0\.1:1: ConnectError"):
+    with pytest.raises(TransientError, match=r"no server answers: http://127\.0\.0\.1:1: there is no connection"):
         describe(gone)
+
+
+def test_what_answers_and_is_no_server_of_vllm_is_refused(serve: Serve) -> None:
+    locked, other = serve(), serve()
+    locked.key, other.version = "secret", None  # type: ignore[assignment]
+    for server, problem in [(locked, "it answers 401 to /version"), (other, "it answers what vLLM doesn't: version")]:
+        with pytest.raises(BadInput, match=f"^{server.url}: {problem}") as caught:
+            describe(params([serve().url, server.url]))
+        assert caught.value.exit_code == 1
 
 
 def test_one_server_that_is_up_is_enough(serve: Serve) -> None:
