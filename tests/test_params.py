@@ -298,6 +298,8 @@ RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
         {"rollout.oversample": 200.0},
         "select.n_prompts 16 x rollout.oversample 200 is more than prompts.train_size 2000",
     ),
+    ({"rollout.oversample": 1e308}, "rollout.oversample: 1e+308"),
+    ({"rollout.oversample": float("nan")}, "rollout.oversample: nan"),
     ({"filter.target_groups": 17}, "filter.target_groups 17 is more than the 16 groups that select.n_prompts and"),
     (
         {"select.difficulty": {"retired_below": 0.5, "retired_above": 0.5}},
