@@ -119,7 +119,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("select.n_prompts", 0, POSITIVE),
     ("select.strategy", "hardest", "'uniform' or 'difficulty'"),
     ("rollout.oversample", 0.9, "greater than or equal to 1"),
-    ("rollout.oversample", float("inf"), FINITE),
+    ("rollout.oversample", 1e308, "less than or equal to 1000"),
     ("filter.target_groups", 0, POSITIVE),
     ("rollout.group_size", 1, "greater than or equal to 2"),
     ("rollout.group_size", 65_536, "less than or equal to 65535"),
@@ -298,8 +298,6 @@ RULES_ACROSS_KEYS: list[tuple[dict[str, Any], str]] = [
         {"rollout.oversample": 200.0},
         "select.n_prompts 16 x rollout.oversample 200 is more than prompts.train_size 2000",
     ),
-    ({"rollout.oversample": 1e308}, "rollout.oversample: 1e+308"),
-    ({"rollout.oversample": float("nan")}, "rollout.oversample: nan"),
     ({"filter.target_groups": 17}, "filter.target_groups 17 is more than the 16 groups that select.n_prompts and"),
     (
         {"select.difficulty": {"retired_below": 0.5, "retired_above": 0.5}},
