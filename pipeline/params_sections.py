@@ -164,7 +164,7 @@ class RolloutParams(Section):
     """How many completions each prompt gets, the group, and how many groups there are for each that is wanted."""
 
     group_size: Annotated[int, Field(ge=2, le=65_535)]
-    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    oversample: Annotated[float, Field(ge=1, le=1_000)] = 1.0
 
     def count_groups(self, n_prompts: int) -> int:
         """How many groups are rolled out where `n_prompts` are wanted.

@@ -81,7 +81,7 @@ def load_model(
     else they are `dtype`. A whole model's weights are `dtype`, and require gradients with `is_trainable`.
     """
     _check_folder(policy, ADAPTER_CONFIG if is_adapter(policy) else "config.json")
-    model = _load_whole(base if is_adapter(policy) else policy, dtype)
+    model = _load_whole(whole_model(policy, base), dtype)
     if is_adapter(policy):
         from peft import PeftModel
 
@@ -144,6 +144,11 @@ def copy_policy(source: Path, target: Path) -> None:
     """Copy the policy folder `source` to `target`, whole or not at all."""
     with atomic_path(target) as folder:
         shutil.copytree(source, folder)
+
+
+def whole_model(policy: Path, base: Path) -> Path:
+    """The folder of the whole model that `policy` is, or that it is an adapter of."""
+    return base if is_adapter(policy) else policy
 
 
 def policy_fingerprint(policy: Path, base: Path) -> str:

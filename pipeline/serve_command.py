@@ -62,7 +62,7 @@ def _count_positions(params: Params) -> int:
     from pipeline.tables import PROMPTS
 
     prompts = read_table(PROMPTS_FILE, PROMPTS)
-    longest = max(map(len, tokenize_prompts(prompts, load_tokenizer(BASE))))
+    longest = max(map(len, tokenize_prompts(prompts, load_tokenizer(BASE), params.sampling.chat_template_kwargs)))
     return longest + params.sampling.max_completion_tokens
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +30,16 @@ class StoredIteration:
     def laid_out(self, paths: Sequence[Path]) -> Iterator[Path]:
         """A folder with its artifacts at `paths`, each md5 verified, from DVC's cache or remote; gone afterwards.
 
+        What a process that was killed left of its own goes first: it may hold gigabytes.
+
         Raises:
             BadInput: the iteration has no such artifact, it is nowhere to be had, or it is damaged.
             TransientError: the remote can't be reached.
         """
-        local = self.repository.root / LOCAL
-        local.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{self.iteration.commit[:12]}-", dir=local) as folder:
+        with temporary_folder(self.repository.root / LOCAL / "laid_out") as folder:
             for path in paths:
-                fetch_artifact(path, self.iteration.commit, Path(folder) / path, self.repository)
-            yield Path(folder)
+                fetch_artifact(path, self.iteration.commit, folder / path, self.repository)
+            yield folder
 
 
 def find_stored(repository: Repository, name: str) -> StoredIteration:
@@ -48,3 +51,28 @@ def find_stored(repository: Repository, name: str) -> StoredIteration:
     iteration = iteration_named(repository, name)
     text = file_at_commit(iteration.commit, PARAMS_FILE, repository.root).decode("utf-8", "replace")
     return StoredIteration(repository, iteration, parse_params(text, f"{PARAMS_FILE} of {iteration.name}"))
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent`, gone afterwards, as are those there that no process holds any more."""
+    parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with _locked(parent):  # so that no other process takes one that is not held yet for abandoned
+            for abandoned in parent.iterdir():
+                with suppress(BlockingIOError), _locked(abandoned, fcntl.LOCK_NB):
+                    shutil.rmtree(abandoned)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent))
+            stack.enter_context(_locked(Path(folder)))
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path, flags: int = 0) -> Iterator[None]:
+    """Hold `folder`, which the operating system gives free when the process ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+        yield
+    finally:
+        os.close(descriptor)

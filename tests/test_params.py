@@ -119,7 +119,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("select.n_prompts", 0, POSITIVE),
     ("select.strategy", "hardest", "'uniform' or 'difficulty'"),
     ("rollout.oversample", 0.9, "greater than or equal to 1"),
-    ("rollout.oversample", float("inf"), FINITE),
+    ("rollout.oversample", 1e308, "less than or equal to 1000"),
     ("filter.target_groups", 0, POSITIVE),
     ("rollout.group_size", 1, "greater than or equal to 2"),
     ("rollout.group_size", 65_536, "less than or equal to 65535"),

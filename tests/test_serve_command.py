@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 from pipeline import serving
 from pipeline.cli import app
 from pipeline.fingerprint import fingerprint_folders
+from pipeline.policy import load_tokenizer
 from pipeline.table_io import write_table
 from pipeline.tables import PROMPTS
 from tests.stage_runs import write_params
-from tests.tiny_model import build_tiny_model
+from tests.tiny_model import CHATML, build_tiny_model
 
 N_PROMPT_TOKENS = 1 + len("user\nSay hi") + 1 + 1 + 1 + len("assistant\n")
 """A token for each special token and each character: 1 + 11 + 1 + 1 + 1 + 10 = 25."""
@@ -68,6 +69,15 @@ def test_an_adapter_is_served_on_the_base_by_its_fingerprint() -> None:
     assert words[-2:] == ["--max-num-batched-tokens", "4096"]
     assert {"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "--enable-lora", "--enable-prefix-caching"} <= set(words)
     assert not any("VLLM_SERVER_DEV_MODE" in word for word in words)
+
+
+def test_there_is_room_for_what_the_switches_of_the_template_add() -> None:
+    tokenizer = load_tokenizer(Path("data/base"))
+    tokenizer.chat_template = CHATML + "{% if add_generation_prompt and thinks %}{{ 'think\n' }}{% endif %}"
+    tokenizer.save_pretrained("data/base")
+    assert value_of("--max-model-len", dry_run()) == str(N_PROMPT_TOKENS + 16)
+    write(sampling__chat_template_kwargs={"thinks": True})
+    assert value_of("--max-model-len", dry_run()) == str(N_PROMPT_TOKENS + len("think\n") + 16)
 
 
 def test_a_whole_model_is_served_so_that_its_weights_can_be_exchanged() -> None:

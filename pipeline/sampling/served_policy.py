@@ -93,13 +93,20 @@ def compute_logprobs(policy: Path, base: Path, token_ids: list[int]) -> list[flo
 
 def _find_probe(policy: Path, base: Path, token_ids: list[int], file: Path) -> Probe:
     """The probe that `file` holds for these tokens; computed, and put there, where it holds none."""
-    if file.is_file():
-        kept = Probe(**json.loads(file.read_text(encoding="utf-8")))
-        if kept.token_ids == token_ids:
-            return kept
+    kept = _read_probe(file)
+    if kept is not None and kept.token_ids == token_ids:
+        return kept
     probe = Probe(token_ids, compute_logprobs(policy, base, token_ids))
     write_json(vars(probe), file)
     return probe
+
+
+def _read_probe(file: Path) -> Probe | None:
+    """The probe that `file` holds; None where there is none, or it is damaged."""
+    try:
+        return Probe(**json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def _keep_copy(policy: Path, copy: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.sampling import FinishReason
+from pipeline.sampling.stopping import Stops
 
 ROUNDING = 1e-3
 """By how much a log-probability may be above zero, where a GPU rounds; it is zero then."""
@@ -45,25 +46,19 @@ class Answer(_Part):
 
 @dataclass(frozen=True)
 class Expected:
-    """What was asked for: `n` completions of the prompt by the model called `model`.
-
-    An end token ends a completion from the place `min_tokens` on. `has_stop_strings` says that text may end one too.
-    """
+    """What was asked for: `n` completions of the prompt by the model called `model`, and what ends them."""
 
     model: str
     prompt_token_ids: list[int]
     n: int
     n_vocabulary: int
-    end_token_ids: frozenset[int]
-    has_stop_strings: bool
-    min_tokens: int
-    max_tokens: int
+    stops: Stops
 
 
 def read_answer(content: bytes, expected: Expected) -> list[Choice]:
     """The completions in the body of an answer; a `ValueError` says what is wrong with it.
 
-    >>> expected = Expected("m", [5], 1, 9, frozenset({2}), False, 0, 3)
+    >>> expected = Expected("m", [5], 1, 9, Stops(frozenset({2}), (), 0, 3))
     >>> body = '{"model": "m", "choices": [{"index": 0, "token_ids": [4, 2], "finish_reason": "stop", "logprobs": %s}]}'
     >>> read_answer((body % '{"token_logprobs": [-0.5, -1.5]}').encode(), expected)[0].token_ids
     [4, 2]
@@ -89,20 +84,21 @@ def read_answer(content: bytes, expected: Expected) -> list[Choice]:
 
 def _find_problem(choice: Choice, expected: Expected) -> str | None:
     """The rule that a completion breaks."""
+    stops = expected.stops
     ids, n_tokens, n_logprobs = choice.token_ids, len(choice.token_ids), len(choice.logprobs.token_logprobs)
-    if not 0 < n_tokens <= expected.max_tokens:
-        return f"has {n_tokens} tokens, which is not between 1 and {expected.max_tokens}"
+    if not 0 < n_tokens <= stops.max_tokens:
+        return f"has {n_tokens} tokens, which is not between 1 and {stops.max_tokens}"
     if n_logprobs != n_tokens:
         return f"has {n_logprobs} log-probabilities for {n_tokens} tokens"
     if max(ids) >= expected.n_vocabulary:
         return f"has the token {max(ids)}, and the vocabulary ends at {expected.n_vocabulary - 1}"
     if choice.prompt_token_ids not in (None, expected.prompt_token_ids):
         return "is of another prompt than the one that was sent"
-    if any(token in expected.end_token_ids for token in ids[expected.min_tokens : -1]):
+    if any(token in stops.end_token_ids for token in ids[stops.min_tokens : -1]):
         return "goes on after an end token"
-    if choice.finish_reason == "length" and n_tokens < expected.max_tokens:
-        return f"is cut off after {n_tokens} of {expected.max_tokens} tokens"
-    if choice.finish_reason == "stop" and not expected.has_stop_strings and ids[-1] not in expected.end_token_ids:
+    if choice.finish_reason == "length" and n_tokens < stops.max_tokens:
+        return f"is cut off after {n_tokens} of {stops.max_tokens} tokens"
+    if choice.finish_reason == "stop" and not stops.strings and ids[-1] not in stops.end_token_ids:
         return f"stops at the token {ids[-1]}, which is no end token"
     return None
 

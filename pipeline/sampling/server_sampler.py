@@ -17,13 +17,14 @@ import httpx
 
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import SamplingParams, ServerParams
-from pipeline.policy import is_adapter, load_config, stored_end_token_ids
+from pipeline.policy import load_config, stored_end_token_ids, whole_model
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.served_policy import prepare_policy
 from pipeline.sampling.server_answers import Choice, Expected, read_answer
 from pipeline.sampling.server_api import START_IT, ServerApi, ServerFault, read_api_key
 from pipeline.sampling.server_policy import WHOLE_DISTRIBUTION, admit, check_version, read_vllm_version
 from pipeline.sampling.server_pool import ServerPool
+from pipeline.sampling.stopping import make_stops
 
 URLS = "params.yaml: sampling.server.urls"
 
@@ -86,10 +87,10 @@ class ServerSampler:
     n_parallel = 2
 
     def __init__(self, policy: Path, base: Path, tokenizer: Any, params: SamplingParams, longest_prompt: int) -> None:
-        model = base if is_adapter(policy) else policy
+        model = whole_model(policy, base)
         self._params = params
         self._n_vocabulary: int = load_config(model).get_text_config().vocab_size
-        self._end_token_ids = frozenset(stored_end_token_ids(model, tokenizer)) | frozenset(params.stop_token_ids)
+        self._stops = make_stops(params, stored_end_token_ids(model, tokenizer))
         n_positions = longest_prompt + params.max_completion_tokens
         self._policy = prepare_policy(policy, base, tokenizer, params.server, n_positions)
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -179,10 +180,7 @@ class ServerSampler:
             prompt_token_ids=part.prompt_token_ids,
             n=len(part.seeds),
             n_vocabulary=self._n_vocabulary,
-            end_token_ids=self._end_token_ids,
-            has_stop_strings=bool(self._params.stop),
-            min_tokens=self._params.min_completion_tokens,
-            max_tokens=self._params.max_completion_tokens,
+            stops=self._stops,
         )
         try:
             return read_answer(content, expected)
@@ -190,18 +188,18 @@ class ServerSampler:
             raise ServerFault(api.url, f"its answer is wrong: {error}", False) from error
 
     def _body(self, part: _Part) -> dict[str, Any]:
-        params = self._params
+        params, stops = self._params, self._stops
         body = {
             "model": self._policy.name,
             "prompt": part.prompt_token_ids,
             "n": len(part.seeds),
             "temperature": params.temperature,
             **WHOLE_DISTRIBUTION,
-            "max_tokens": params.max_completion_tokens,
-            "min_tokens": params.min_completion_tokens,
+            "max_tokens": stops.max_tokens,
+            "min_tokens": stops.min_tokens,
             "ignore_eos": True,  # the end tokens below are all that there are
-            "stop_token_ids": sorted(self._end_token_ids),
-            "stop": params.stop,
+            "stop_token_ids": sorted(stops.end_token_ids),
+            "stop": stops.strings,
             "include_stop_str_in_output": True,
             "logprobs": 0,  # that of the sampled token alone
             "return_token_ids": True,

@@ -55,12 +55,10 @@ class TransformersSampler:
         self.params = params
         self.stops = make_stops(params, end_token_ids)
         self.tokenizer = tokenizer
-        self._check_stop_ids()
         use_decode_attention(model)
 
     def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
         """For each request, in order, a completion for each of its seeds, in order."""
-        self._check_lengths(requests)
         found = {
             (row.request, row.place): SampledCompletion(row.token_ids, row.logprobs, reason, row.seed)
             for row, reason in self._decode(requests, on_progress)
@@ -156,22 +154,6 @@ class TransformersSampler:
             raise BadInput("data/policy", problem, remedy)
         logits: torch.Tensor = output.logits[:, -1]
         return logits
-
-    def _check_stop_ids(self) -> None:
-        n_tokens = self.model.config.get_text_config().vocab_size
-        unknown = [token_id for token_id in self.params.stop_token_ids if token_id >= n_tokens]
-        if unknown:
-            problem = f"{unknown[0]} is no token of the model, which has {n_tokens}"
-            raise BadInput("params.yaml: sampling.stop_token_ids", problem, "Look it up in the tokenizer of data/base")
-
-    def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        longest = max((len(request.prompt_token_ids) for request in requests), default=0)
-        needed = longest + self.params.max_completion_tokens
-        if limit is not None and needed > limit:
-            problem = f"a prompt of {longest} tokens and {self.params.max_completion_tokens} new "
-            problem += f"ones make {needed}, and the model has {limit} positions"
-            raise BadInput("params.yaml: sampling.max_completion_tokens", problem, "Lower it, or drop long prompts")
 
 
 def _left_pad(prompts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

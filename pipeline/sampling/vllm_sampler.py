@@ -18,8 +18,9 @@ import torch
 
 from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
-from pipeline.policy import ADAPTER_CONFIG, is_adapter, load_config, stored_end_token_ids
+from pipeline.policy import ADAPTER_CONFIG, is_adapter, stored_end_token_ids, whole_model
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
+from pipeline.sampling.stopping import make_stops
 from pipeline.sampling.vllm_process import EngineProcess, EngineSettings
 from pipeline.seeds import stable_seed
 
@@ -105,13 +106,14 @@ def make_settings(
     policy: Path, base: Path, tokenizer: Any, params: SamplingParams, longest_prompt: int
 ) -> EngineSettings:
     """What each engine is started with."""
-    model = base if is_adapter(policy) else policy
+    model = whole_model(policy, base)
+    stops = make_stops(params, stored_end_token_ids(model, tokenizer))
     vllm = params.vllm
     llm: dict[str, Any] = {
         "model": str(model.absolute()),
         "tokenizer": str(base.absolute()),
         "trust_remote_code": any(model.glob("*.py")),
-        "max_model_len": _max_model_len(model, params, longest_prompt),
+        "max_model_len": longest_prompt + params.max_completion_tokens,
         "max_num_seqs": params.max_batch_completions,
         "tensor_parallel_size": vllm.tensor_parallel_size,
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
@@ -128,22 +130,11 @@ def make_settings(
         llm=llm,
         adapter=str(policy.absolute()) if is_adapter(policy) else None,
         temperature=params.temperature,
-        max_tokens=params.max_completion_tokens,
-        min_tokens=params.min_completion_tokens,
-        stop_token_ids=sorted({*stored_end_token_ids(model, tokenizer), *params.stop_token_ids}),
-        stop=params.stop,
+        max_tokens=stops.max_tokens,
+        min_tokens=stops.min_tokens,
+        stop_token_ids=sorted(stops.end_token_ids),
+        stop=list(stops.strings),
     )
-
-
-def _max_model_len(model: Path, params: SamplingParams, longest_prompt: int) -> int:
-    """The positions that the longest prompt and its completion need; a `BadInput` where the model has fewer."""
-    needed = longest_prompt + params.max_completion_tokens
-    limit = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
-    if limit is not None and needed > limit:
-        problem = f"a prompt of {longest_prompt} tokens and {params.max_completion_tokens} new "
-        problem += f"ones make {needed}, and the model has {limit} positions"
-        raise BadInput("params.yaml: sampling.max_completion_tokens", problem, "Lower it, or drop long prompts")
-    return needed
 
 
 def _max_lora_rank(policy: Path) -> int:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pipeline.sampling.server_answers import Expected, read_answer
+from pipeline.sampling.stopping import Stops
 
 END = 2
+STOPS = Stops(end_token_ids=frozenset({END, 9}), strings=(), min_tokens=0, max_tokens=4)
 
 
 def expected(**changes: Any) -> Expected:
-    given: dict[str, Any] = {
-        "model": "m",
-        "prompt_token_ids": [5, 6],
-        "n": 2,
-        "n_vocabulary": 10,
-        "end_token_ids": frozenset({END, 9}),
-        "has_stop_strings": False,
-        "min_tokens": 0,
-        "max_tokens": 4,
-    }
+    given: dict[str, Any] = {"model": "m", "prompt_token_ids": [5, 6], "n": 2, "n_vocabulary": 10, "stops": STOPS}
     return Expected(**given | changes)
 
 
@@ -49,11 +43,11 @@ def test_completions_come_by_their_index() -> None:
 def test_an_end_token_in_the_last_permitted_place_and_one_before_enough_tokens_are_right() -> None:
     assert read_answer(body(choice(0, [4, 5, 6, 9])), expected(n=1))[0].finish_reason == "stop"
     # Before the place 2 a token that is an end token later on ends nothing.
-    assert read_answer(body(choice(0, [4, END, 9])), expected(n=1, min_tokens=2))
+    assert read_answer(body(choice(0, [4, END, 9])), expected(n=1, stops=replace(STOPS, min_tokens=2)))
 
 
 def test_text_may_stop_a_completion_where_there_are_stop_strings() -> None:
-    assert read_answer(body(choice(0, [4, 5])), expected(n=1, has_stop_strings=True))
+    assert read_answer(body(choice(0, [4, 5])), expected(n=1, stops=replace(STOPS, strings=("a",))))
 
 
 def test_rounding_may_put_a_log_probability_just_above_zero() -> None:

@@ -265,6 +265,16 @@ def test_a_whole_model_needs_a_server_that_takes_weights() -> None:
             sample(params([server.url]), "whole")
 
 
+@pytest.mark.parametrize("content", [b'{"token_ids": [1', b"[]", b'{"tokens": []}', b"\xff"])
+def test_a_damaged_probe_is_computed_again(content: bytes) -> None:
+    served = prepared()
+    file = SERVED / served.fingerprint / "probe.json"
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    assert prepared().probe == served.probe
+    assert file.read_bytes() == whole
+
+
 def test_the_probe_is_computed_once_for_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepared().probe
     monkeypatch.setattr("pipeline.sampling.served_policy.compute_logprobs", lambda *_: pytest.fail("computed anew"))

