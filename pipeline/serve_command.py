@@ -55,14 +55,16 @@ def serve(
 
 
 def _count_positions(params: Params) -> int:
-    """Tokens of the longest prompt of the run and of its completion."""
-    from pipeline.policy import load_tokenizer
+    """Tokens of the longest prompt of the run and of its completion; a `BadInput` where the model lacks the room."""
+    from pipeline.policy import load_config, load_tokenizer
     from pipeline.rollouts import tokenize_prompts
+    from pipeline.sampling.engines import check_limits
     from pipeline.table_io import read_table
     from pipeline.tables import PROMPTS
 
     prompts = read_table(PROMPTS_FILE, PROMPTS)
     longest = max(map(len, tokenize_prompts(prompts, load_tokenizer(BASE), params.sampling.chat_template_kwargs)))
+    check_limits(load_config(BASE if params.training.method == "lora" else POLICY), params.sampling, longest)
     return longest + params.sampling.max_completion_tokens
 
 

@@ -81,6 +81,7 @@ def test_there_is_room_for_what_the_switches_of_the_template_add() -> None:
 
 
 def test_a_whole_model_is_served_so_that_its_weights_can_be_exchanged() -> None:
+    build_tiny_model(Path("data/policy"))
     write(training__method="full", sampling__vllm={"tensor_parallel_size": 2, "kv_cache_gib": 0.5})
     words = dry_run()
     assert words[words.index("serve") + 1] == str(Path("data/policy").absolute())
@@ -118,6 +119,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("--dry-run")
     assert result.exit_code == 1
     assert "data/prompts.parquet" in result.output
+
+
+def test_a_model_that_is_not_there_or_too_small_is_named() -> None:
+    write(training__method="full")
+    assert "data/policy: it holds no config.json" in run("--dry-run").output
+    write(sampling__max_completion_tokens=512)
+    result = run("--dry-run")
+    assert result.exit_code == 1
+    assert "a prompt of 25 tokens and 512 new ones make 537, and the model has 512" in result.output
 
 
 def test_a_cpu_server_is_not_started_for_seeds_that_kill_it(monkeypatch: pytest.MonkeyPatch) -> None:
