@@ -71,8 +71,8 @@ def choose_completions(groups: Sequence[StoredGroup], choice: Choice, name: str)
         BadInput: there is no such completion.
 
     >>> groups = [StoredGroup(name, SampleRequest([1], [1, 2, 3])) for name in ("0000/a", "0000/b")]
-    >>> [each.rpartition("/")[0] for each in choose_completions(groups, Choice(n_completions=3), "demo/0000")]
-    ['0000/a', '0000/b', '0000/b']
+    >>> [each.rpartition("/")[0] for each in choose_completions(groups, Choice(n_completions=2), "demo/0000")]
+    ['0000/a', '0000/b']
     """
     every = [completion_id for group in groups for completion_id in group.completion_ids]
     if choice.completion_id is not None:
