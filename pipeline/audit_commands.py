@@ -11,13 +11,12 @@ from typing import Annotated
 
 import polars as pl
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.audit import search
 from pipeline.audit.answer import answer
-from pipeline.audit.display import WIDEST, count_line, life_lines, print_rows, visible, without_implied
+from pipeline.audit.display import count_line, life_lines, open_console, print_rows, visible, without_implied
 from pipeline.audit.filters import parse_filter
 from pipeline.audit.question import Question
 from pipeline.audit.registry import QUESTIONS, question_named
@@ -115,7 +114,7 @@ def ask_sql(
     if kind is not Format.TABLE:
         _write(rows, kind)
         return
-    console = _console()
+    console = open_console()
     if rows.width:
         print_rows(rows.head(ROWS_SHOWN), console)
     cut = f"{ROWS_SHOWN} of {rows.height:,} rows; --csv or --json gives all." if rows.height > ROWS_SHOWN else ""
@@ -133,7 +132,7 @@ def show(
         life = look_up(tables, wanted)
         shown = [row["completion_id"] for row in life.completions if tokens]
         tables_of_tokens = {completion_id: token_table(tables, completion_id) for completion_id in shown}
-    console = _console()
+    console = open_console()
     for line in life_lines(life):
         console.print(line, soft_wrap=True)
     for completion_id, rows in tables_of_tokens.items():
@@ -172,7 +171,7 @@ def _list_questions() -> None:
     table = Table("question", "what it asks")
     for question in QUESTIONS.values():
         table.add_row(question.name, question.asks)
-    console = _console()
+    console = open_console()
     console.print(table)
     console.print("rollbook audit NAME asks the iteration in data/; with --run demo --iterations 3..10, a run.")
 
@@ -185,7 +184,7 @@ def _print_answer(question: Question, tables: Tables, where: str | None, limit: 
     if kind is not Format.TABLE:
         _write(found.rows if has_many_runs else found.rows.drop("run"), kind)
         return
-    console = _console()
+    console = open_console()
     # As text: in markup, brackets of a regular expression would be tags.
     console.print(Text.assemble(question.asks, " ", (", ".join(tables.names), "dim")))
     if found.n_rows:
@@ -252,8 +251,3 @@ def _without_lists(rows: pl.DataFrame) -> pl.DataFrame:
         for name in nested
     ]
     return rows.with_columns(as_text)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDEST)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.audit.display import WIDEST, print_rows
+from pipeline.audit.display import open_console, print_rows
 from pipeline.audit.question import Unanswerable
 from pipeline.audit.run_tables import RunTables
 from pipeline.audit.tables import DATA, HERE, Tables, damage_named, tables_here
@@ -22,13 +22,13 @@ from pipeline.errors import BadInput
 from pipeline.history import RunIteration
 from pipeline.logprob_check import LogprobCheck, check_logprobs, with_logprobs
 from pipeline.params import Params, load_params
-from pipeline.stored_iteration import StoredIteration, find_stored
+from pipeline.stored_iteration import BASE, POLICY, StoredIteration, find_stored
 from pipeline.summary import decimal, percent
 from pipeline.token_text import read_decoder
 from pipeline.versioning.artifacts import cached_file, missing_objects
 from pipeline.versioning.repository import Repository
 
-POLICY, BASE, TRAINER_STATE = DATA / "policy", DATA / "base", DATA / "trainer_state"
+TRAINER_STATE = DATA / "trainer_state"
 SHOWN = ("completion_id", "position", "token_id", "sampling_logprob", "old_logprob", "disagreement", "context")
 
 
@@ -75,8 +75,7 @@ def check_logprob_agreement(
     if as_json:
         typer.echo(json.dumps(_as_json(source.name, found), indent=2, ensure_ascii=False))
         return
-    console = Console(highlight=False)
-    _print(found, source, console if console.is_terminal else Console(highlight=False, width=WIDEST))
+    _print(found, source, open_console())
 
 
 def _source_here() -> _Source:

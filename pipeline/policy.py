@@ -140,6 +140,12 @@ def save_model(
             _copy_files_beside_weights(tokenizer_from, folder)
 
 
+def not_finite(policy: str) -> BadInput:
+    """The error where the policy called `policy` gives logits that are not finite."""
+    remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
+    return BadInput(policy, "the policy gives logits that are not finite", remedy)
+
+
 def copy_policy(source: Path, target: Path) -> None:
     """Copy the policy folder `source` to `target`, whole or not at all."""
     with atomic_path(target) as folder:

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from pipeline.audit.display import WIDEST, print_rows
+from pipeline.audit.display import open_console, print_rows
 from pipeline.params import SamplingParams, load_params
 from pipeline.replay.choice import Choice
 from pipeline.sampling import FinishReason
-from pipeline.stored_iteration import StoredIteration, find_stored
+from pipeline.stored_iteration import BASE, StoredIteration, find_stored
 from pipeline.summary import decimal
 from pipeline.token_text import Decode, in_context, read_decoder
 from pipeline.versioning.repository import Repository
@@ -40,7 +40,7 @@ def replay_completions(
     if completion_id is not None and sample is not None:
         raise typer.BadParameter("choose one of --completion-id and --sample")
     # To import torch takes seconds, and `rollbook` has other commands.
-    from pipeline.replay.replaying import BASE, NEEDED, plan_replay, run_replay
+    from pipeline.replay.replaying import NEEDED, plan_replay, run_replay
 
     stored = find_stored(Repository.find(), name)
     with stored.laid_out(NEEDED) as folder:
@@ -101,8 +101,7 @@ def _as_json(name: str, replay: Replay, differing: pl.DataFrame) -> dict[str, An
 
 
 def _print(name: str, replay: Replay, differing: pl.DataFrame) -> None:
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDEST)
+    console = open_console()
     if not replay.is_repeatable:
         console.print("The engine does not promise to repeat itself: equal tokens are not to be expected.")
     for change in replay.changes:

@@ -13,8 +13,9 @@ import typer
 from pipeline.errors import BadInput
 from pipeline.params import Params, load_params
 from pipeline.sampling.server_api import read_api_key
+from pipeline.stored_iteration import BASE, POLICY
 
-BASE, POLICY, PROMPTS_FILE = Path("data/base"), Path("data/policy"), Path("data/prompts.parquet")
+PROMPTS_FILE = Path("data/prompts.parquet")
 
 
 def register(app: typer.Typer) -> None:

@@ -10,12 +10,8 @@ from pipeline.errors import BadInput
 from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import LoraParams, SamplingParams
 from pipeline.sampling.served_names import WHOLE_MODEL, name_of
-from pipeline.sampling.vllm_sampler import CPU_KV_CACHE_GIB, GIB, LORA_RANKS, is_for_cpu
-
-_ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",  # the policy is a folder: nothing is to be fetched
-}
+from pipeline.sampling.vllm_process import OFFLINE
+from pipeline.sampling.vllm_sampler import LORA_RANKS, is_for_cpu, kv_cache_bytes, max_lora_rank
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,18 @@ def make_serve_command(
     }
     if not is_for_cpu():
         arguments["--gpu-memory-utilization"] = str(vllm.gpu_memory_utilization)
-    cache_gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_for_cpu() else None)
-    if cache_gib is not None:
-        arguments["--kv-cache-memory-bytes"] = str(int(cache_gib * GIB))
+    if (n_bytes := kv_cache_bytes(vllm)) is not None:
+        arguments["--kv-cache-memory-bytes"] = str(n_bytes)
     if lora is not None:
-        arguments["--max-lora-rank"] = str(_max_rank(lora.rank))
+        problem = f"{lora.rank} is more than vLLM takes, {LORA_RANKS[-1]}"
+        arguments["--max-lora-rank"] = str(max_lora_rank(lora.rank, problem))
     switches = ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
     switches += ["--enable-lora"] if lora is not None else []
     switches += ["--enforce-eager"] if vllm.enforce_eager else []
     switches += ["--trust-remote-code"] if any(model.glob("*.py")) else []
     # Adapters and whole models are exchanged while the server runs through calls that vLLM has off by default.
     takes_weights = "VLLM_SERVER_DEV_MODE" if lora is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-    environment = {**_ENVIRONMENT, takes_weights: "1", "VLLM_BATCH_INVARIANT": str(int(vllm.batch_invariant))}
+    environment = {**OFFLINE, takes_weights: "1", "VLLM_BATCH_INVARIANT": str(int(vllm.batch_invariant))}
     flags = [part for pair in arguments.items() for part in pair]
     return ServeCommand([*_program(), str(model.absolute()), *flags, *switches], environment)
 
@@ -75,15 +71,3 @@ def _program() -> list[str]:
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     beside = Path(sys.executable).parent / "vllm"
     return [str(beside) if beside.is_file() else "vllm", "serve"]
-
-
-def _max_rank(rank: int) -> int:
-    """The least of vLLM's ranks that is as large.
-
-    >>> _max_rank(20)
-    32
-    """
-    if rank > LORA_RANKS[-1]:
-        problem = f"{rank} is more than vLLM takes, {LORA_RANKS[-1]}"
-        raise BadInput("params.yaml: training.lora.rank", problem, "Lower it, or set sampling.engine to transformers")
-    return next(allowed for allowed in LORA_RANKS if allowed >= rank)

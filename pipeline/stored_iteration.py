@@ -17,6 +17,9 @@ from pipeline.versioning.git import file_at_commit
 from pipeline.versioning.repository import LOCAL, Repository
 from pipeline.versioning.runs import Iteration, iteration_named
 
+BASE, POLICY = Path("data/base"), Path("data/policy")
+"""The folders of an iteration that a model is loaded from, below the root of its repository."""
+
 
 @dataclass(frozen=True)
 class StoredIteration:

@@ -32,6 +32,12 @@ _IMPLIED = {
 """Ids that another one holds, and that a table on a terminal therefore leaves out."""
 
 
+def open_console() -> Console:
+    """Standard output, as wide as its terminal, or as tables need where it is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDEST)
+
+
 def visible(text: str, keep: str = "") -> str:
     r"""`text` with characters that print nothing, or act on a terminal, by their numbers, but those of `keep`.
 

@@ -24,11 +24,10 @@ from pipeline.sampling import OnProgress, SampledCompletion
 from pipeline.sampling.engines import open_sampler
 from pipeline.sampling.origin import Origin, describe_origin, rollouts_metadata
 from pipeline.sampling.shards import run_shards
-from pipeline.stored_iteration import StoredIteration
+from pipeline.stored_iteration import BASE, POLICY, StoredIteration
 from pipeline.table_io import read_table, table_metadata
 from pipeline.tables import ROLLOUTS, SELECTION
 
-BASE, POLICY = Path("data/base"), Path("data/policy")
 ROLLOUTS_FILE, SELECTION_FILE = Path("data/rollouts.parquet"), Path("data/selection.parquet")
 NEEDED = (BASE, POLICY, ROLLOUTS_FILE, SELECTION_FILE)
 """The artifacts of an iteration that a replay needs."""

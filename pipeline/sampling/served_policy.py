@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import BadInput
 from pipeline.fingerprint import fingerprint_folders
 from pipeline.params import ServerParams
-from pipeline.policy import is_adapter, load_model, policy_fingerprint
+from pipeline.policy import is_adapter, load_model, not_finite, policy_fingerprint
 from pipeline.sampling.served_names import WHOLE_MODEL, name_of
 from pipeline.table_io import atomic_path, write_json
 
@@ -86,8 +85,7 @@ def compute_logprobs(policy: Path, base: Path, token_ids: list[int]) -> list[flo
     logits = load_model(policy, base, torch.device("cpu"))(input_ids=ids).logits[0, :-1].float()
     logprobs = logits.log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0]
     if not bool(logprobs.isfinite().all()):
-        remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
-        raise BadInput(str(policy), "the policy gives logits that are not finite", remedy)
+        raise not_finite(str(policy))
     return [float(logprob) for logprob in logprobs]
 
 

@@ -70,7 +70,8 @@ def read_answer(content: bytes, expected: Expected) -> list[Choice]:
     try:
         answer = Answer.model_validate_json(content)
     except ValidationError as error:
-        raise ValueError(_problem(error, content)) from error
+        shown = content[:200].decode(errors="replace")
+        raise ValueError(f"{first_problem(error)} (it begins with {shown!r})") from error
     if answer.model != expected.model:
         raise ValueError(f"it is from the model {answer.model!r}, and {expected.model!r} was asked")
     choices = sorted(answer.choices, key=lambda choice: choice.index)
@@ -103,8 +104,8 @@ def _find_problem(choice: Choice, expected: Expected) -> str | None:
     return None
 
 
-def _problem(error: ValidationError, content: bytes) -> str:
+def first_problem(error: ValidationError) -> str:
+    """Where an answer is wrong first, and how."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
-    shown = content[:200].decode(errors="replace")
-    return f"{place + ': ' if place else ''}{first['msg']} (it begins with {shown!r})"
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

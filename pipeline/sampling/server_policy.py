@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.sampling.served_names import PREFIX
 from pipeline.sampling.served_policy import ServedPolicy
-from pipeline.sampling.server_answers import LogProb
+from pipeline.sampling.server_answers import LogProb, first_problem
 from pipeline.sampling.server_api import ServerApi, ServerFault
 
 WHOLE_DISTRIBUTION = {
@@ -214,7 +214,4 @@ def _read(api: ServerApi, model: type[_ReplyT], value: Any) -> _ReplyT:
 
 
 def _no_sense(api: ServerApi, error: ValidationError) -> ServerFault:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return ServerFault(
-        api.url, f"it answers what vLLM doesn't: {'.'.join(map(str, first['loc']))}: {first['msg']}", False
-    )
+    return ServerFault(api.url, f"it answers what vLLM doesn't: {first_problem(error)}", False)

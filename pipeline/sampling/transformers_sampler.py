@@ -17,7 +17,7 @@ import transformers
 
 from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
-from pipeline.policy import Model
+from pipeline.policy import Model, not_finite
 from pipeline.sampling import Engine, FinishReason, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.batch import Batch, Row, places_to_keep
 from pipeline.sampling.cache import make_cache
@@ -128,8 +128,7 @@ class TransformersSampler:
         uniforms = torch.tensor([row.stream.random() for row in batch.rows], dtype=torch.float64)
         tokens, logprobs = draw_tokens(batch.logits, self.params.temperature, uniforms.to(batch.logits.device))
         if not bool(logprobs.isfinite().all()):
-            remedy = "Look at data/train_steps.parquet of the iteration that made it; lower the learning rate"
-            raise BadInput("data/policy", "the policy gives logits that are not finite", remedy)
+            raise not_finite("data/policy")
         return tokens, logprobs
 
     def _step(self, batch: Batch, tokens: torch.Tensor) -> None:

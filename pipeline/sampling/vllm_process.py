@@ -32,11 +32,11 @@ from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, Sampl
 ENGINE = "pipeline.sampling.vllm_engine"
 SECONDS_TO_END = 5.0
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+OFFLINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",  # the policy is a folder: nothing is to be fetched
 }
+"""The environment of a vLLM that asks nobody on the network."""
 
 _CAUSE = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)")
 _SAYS_ONLY_THAT_A_WORKER_FAILED = ("WorkerProc initialization failed", "Worker failed with error")
@@ -102,7 +102,13 @@ class EngineProcess:
         with there:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", ENGINE, str(there.fileno())],
-                env={"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, **ENVIRONMENT, **environment},
+                env={
+                    "VLLM_LOGGING_LEVEL": "WARNING",
+                    **os.environ,
+                    **OFFLINE,
+                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                    **environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,

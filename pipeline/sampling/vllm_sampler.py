@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from pipeline.errors import BadInput
-from pipeline.params import SamplingParams
+from pipeline.params import SamplingParams, VllmParams
 from pipeline.policy import ADAPTER_CONFIG, is_adapter, stored_end_token_ids, whole_model
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.stopping import make_stops
@@ -119,13 +119,14 @@ def make_settings(
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "enforce_eager": vllm.enforce_eager,
     }
-    cache_gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_for_cpu() else None)
-    if cache_gib is not None:
-        llm["kv_cache_memory_bytes"] = int(cache_gib * GIB)
+    if (n_bytes := kv_cache_bytes(vllm)) is not None:
+        llm["kv_cache_memory_bytes"] = n_bytes
     if is_for_cpu():
         llm["distributed_executor_backend"] = "mp"  # vLLM binds threads to cores in workers only
     if is_adapter(policy):
-        llm |= {"enable_lora": True, "max_lora_rank": _max_lora_rank(policy)}
+        rank = _rank_of(policy)
+        problem = f"the adapter's rank is {rank}, and vLLM takes {LORA_RANKS[-1]} at most"
+        llm |= {"enable_lora": True, "max_lora_rank": max_lora_rank(rank, problem)}
     return EngineSettings(
         llm=llm,
         adapter=str(policy.absolute()) if is_adapter(policy) else None,
@@ -137,14 +138,28 @@ def make_settings(
     )
 
 
-def _max_lora_rank(policy: Path) -> int:
-    """The least of vLLM's ranks that the adapter in `policy` fits."""
-    config = json.loads((policy / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 1)
+def kv_cache_bytes(vllm: VllmParams) -> int | None:
+    """The size of an engine's key and value cache; None for what `gpu_memory_utilization` leaves."""
+    gib = vllm.kv_cache_gib or (CPU_KV_CACHE_GIB if is_for_cpu() else None)
+    return None if gib is None else int(gib * GIB)
+
+
+def max_lora_rank(rank: int, problem: str) -> int:
+    """The least of vLLM's ranks that is as large; where there is none, `problem` is what the `BadInput` says.
+
+    >>> max_lora_rank(20, "")
+    32
+    """
     if rank > LORA_RANKS[-1]:
-        problem = f"the adapter's rank is {rank}, and vLLM takes {LORA_RANKS[-1]} at most"
         raise BadInput("params.yaml: training.lora.rank", problem, "Lower it, or set sampling.engine to transformers")
     return next(allowed for allowed in LORA_RANKS if allowed >= rank)
+
+
+def _rank_of(policy: Path) -> int:
+    """The rank of the adapter in `policy`, the largest where its modules have several."""
+    config = json.loads((policy / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    rank: int = max(config["r"], *(config.get("rank_pattern") or {}).values(), 1)
+    return rank
 
 
 def _devices(params: SamplingParams) -> list[tuple[dict[str, str], list[int] | None]]:
