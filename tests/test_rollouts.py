@@ -22,6 +22,7 @@ from pipeline.table_checks import check_order, check_schema, check_table
 from pipeline.table_io import read_table, table_metadata, write_table
 from pipeline.tables import PROMPTS, ROLLOUTS, SELECTION
 from stages.rollout import rollout
+from tests import threads
 from tests.bpe_tokenizer import SWITCHED_REASONING, build_bpe_tokenizer
 from tests.stage_runs import Ended, run_here, write_params
 from tests.tiny_model import END, SPECIAL_TOKENS, START, build_tiny_model
@@ -210,10 +211,8 @@ def test_metrics_count_completions_and_tokens(tokenizer: Any) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads cost a model this small more than they give."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
 
 
 @pytest.fixture

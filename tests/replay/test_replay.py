@@ -11,7 +11,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
@@ -24,6 +23,7 @@ from pipeline.sampling import Engine, SampledCompletion, SampleRequest, origin
 from pipeline.seeds import stable_seed
 from pipeline.stored_iteration import find_stored
 from pipeline.tables import ROLLOUTS, SELECTION
+from tests import threads
 from tests.replay.stored_run import GROUP_SIZE, SELECTED, StoredRun, with_tokens
 from tests.stage_runs import write_params
 from tests.tiny_model import build_tiny_model
@@ -34,10 +34,8 @@ N_COMPLETIONS = len(SELECTED) * GROUP_SIZE
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Threads cost a model this small more than they give."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.threaded_server import running
+
 Answer = Callable[[dict[str, Any], int], tuple[int, Any, dict[str, str]]]
 """Body of the request and how many came before it -> status, JSON of the reply, further headers."""
 
@@ -56,13 +58,6 @@ def serve_judge(answer: Answer) -> Iterator[JudgeServer]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    judge = JudgeServer(f"http://127.0.0.1:{server.server_port}/v1")
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        judge = JudgeServer(f"{address}/v1")
         yield judge
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pipeline.sampling.served_policy import ServedPolicy
+from tests.threaded_server import running
 
 Reply = tuple[int, Any]
 """Status and body: bytes, or what becomes JSON."""
@@ -175,14 +175,6 @@ def serve(policy: ServedPolicy) -> Iterator[FakeServer]:
         def handle_error(self, *_: Any) -> None:
             """Those who ask may hang up."""
 
-    server = Server(("127.0.0.1", 0), Handler)
-    name = policy.base_name or policy.name
-    fake = FakeServer(f"http://127.0.0.1:{server.server_port}", policy, {name: None})
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with running(Server(("127.0.0.1", 0), Handler)) as address:
+        fake = FakeServer(address, policy, {policy.base_name or policy.name: None})
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

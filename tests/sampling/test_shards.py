@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.sampling import FinishReason, OnProgress, SampledCompletion, SampleRequest, shards
 from pipeline.sampling.shards import Sampled, cut_shards, sample_in_shards
+from tests.killing import kill_among_files
 from tests.stage_runs import ROOT
 
 REQUESTS = [SampleRequest([0] * n, [10 * n + i for i in range(2)]) for n in (5, 3, 4, 1)]
@@ -241,12 +242,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_whole_shards(tmp_path: Pa
     while n_kept < N_SHARDS // 4:
         process = subprocess.Popen([sys.executable, "-c", SAMPLE_SLOWLY, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
         wanted = n_kept + draw.randint(2, 6)
-        while len(list(folder.glob("*.json"))) < wanted:
-            assert process.poll() is None, "it ended before it was killed"
-        time.sleep(draw.uniform(0, 0.02))
-        process.kill()
-        process.communicate()
-        n_kept = len(list(folder.glob("*.json")))
+        n_kept = kill_among_files(process, folder, wanted, draw)
         assert wanted <= n_kept < N_SHARDS
     sampler = CountingSampler()
     resumed = sample_many(folder, sampler)

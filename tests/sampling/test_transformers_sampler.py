@@ -25,6 +25,7 @@ from pipeline.errors import BadInput
 from pipeline.params import SamplingParams
 from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest
 from pipeline.sampling.transformers_sampler import TransformersSampler
+from tests import threads
 from tests.bpe_tokenizer import build_bpe_tokenizer
 
 VOCABULARY = 150
@@ -80,10 +81,8 @@ def build(config: PreTrainedConfig, device: str = "cpu") -> Any:
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads cost a model this small more than they give."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,18 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
 import pytest
-import torch
 
 from pipeline.params import load_params
 from pipeline.table_io import write_table
 from pipeline.tables import PROMPTS, SELECTION
 from stages.rollout import rollout
+from tests import threads
+from tests.killing import kill_among_files
 from tests.stage_runs import ROOT, run_process, write_params
 from tests.tiny_model import build_tiny_model
 
@@ -28,10 +28,8 @@ N_SHARDS = 20
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """As in the processes: how many threads there are is on record of rollouts, and part of the key of shards."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
 
 
 def lay_out(folder: Path) -> Path:
@@ -67,12 +65,7 @@ def test_a_stage_that_is_killed_between_shards_ends_as_one_that_is_not(tmp_path:
     process = subprocess.Popen([sys.executable, "-m", "stages.rollout"], cwd=killed, env=environment)
     draw = random.Random(1)
     wanted, shards = draw.randint(2, N_SHARDS // 4), killed / ".rollbook/samples/rollout"
-    while len(list(shards.glob("*.json"))) < wanted:
-        assert process.poll() is None, "it ended before it was killed"
-        time.sleep(draw.uniform(0, 0.01))
-    process.kill()
-    process.wait()
-    n_finished = len(list(shards.glob("*.json")))
+    n_finished = kill_among_files(process, shards, wanted, draw)
     assert wanted <= n_finished < N_SHARDS
     assert not (killed / "data/rollouts.parquet").exists()
 

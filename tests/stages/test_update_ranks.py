@@ -24,6 +24,7 @@ from pipeline.policy import load_model
 from pipeline.table_io import write_table
 from pipeline.tables import TRAINING_SET
 from stages import paths, update
+from tests import threads
 from tests.stage_runs import ROOT, Ended, run_process, write_params
 from tests.tiny_model import build_tiny_model
 from tests.tiny_updates import CPU
@@ -48,10 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory, in which `update` is the next stage; torch is as it was afterwards."""
     build_tiny_model(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield tmp_path
     torch.use_deterministic_algorithms(False)
 
 

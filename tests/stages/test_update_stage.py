@@ -27,6 +27,7 @@ from pipeline.training.forward import row_statistics
 from pipeline.training.logprobs import TokenStatistics
 from stages import paths, update
 from stages.runner import Result
+from tests import threads
 from tests.stage_runs import ROOT, write_params
 from tests.tiny_model import build_tiny_model
 from tests.update_stage import FOUR_STEPS, OUTPUTS, lay_out_update, write_training_set
@@ -35,10 +36,8 @@ from tests.update_stage import FOUR_STEPS, OUTPUTS, lay_out_update, write_traini
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """One thread, as the processes here have; and what the stage switches on in this process goes off again."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
     torch.use_deterministic_algorithms(False)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.params import LoraParams
 from pipeline.policy import create_adapter, load_model, save_model
+from tests import threads
 from tests.tiny_model import build_tiny_model
 from tests.tiny_updates import CPU
 
@@ -18,10 +19,8 @@ from tests.tiny_updates import CPU
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
     """Products this small take longer to share out than to compute."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+    with threads.one_thread():
+        yield
 
 
 @pytest.fixture
