@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.api_keys import read_api_key
 from pipeline.errors import BadInput
 from pipeline.params import Params, load_params
-from pipeline.sampling.server_api import read_api_key
 from pipeline.stored_iteration import BASE, POLICY
 
 PROMPTS_FILE = Path("data/prompts.parquet")
@@ -71,5 +71,5 @@ def _count_positions(params: Params) -> int:
 
 def _api_key(params: Params) -> dict[str, str]:
     """The key that the server asks for, where vLLM looks for it."""
-    key = read_api_key(params.sampling.server.api_key_variable)
+    key = read_api_key(params.sampling.server.api_key_variable, "the servers'")
     return {} if key is None else {"VLLM_API_KEY": key}

@@ -27,6 +27,7 @@ STAGES = [
 WITHOUT_TORCH = ["prompts", "start", "select", "score", "normalize", "filter", "evaluate", "report"]
 
 PLUMBING = {
+    "pipeline/api_keys.py",
     "pipeline/errors.py",
     "pipeline/fingerprint.py",
     "pipeline/metrics.py",

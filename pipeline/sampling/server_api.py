@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import httpx
@@ -16,15 +15,6 @@ SECONDS_FOR_A_LOOK = 10.0
 START_IT = "Start it with `rollbook serve`, from the params and policy that are here"
 
 _MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
-
-
-def read_api_key(variable: str | None) -> str | None:
-    """The value of the environment's `variable`, the key of the servers; raises BadInput where it has none."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise BadInput(f"environment variable {variable}", "it is not set, and the servers' key is in it", "Set it")
-    return os.environ[variable]
 
 
 class ServerFault(Exception):

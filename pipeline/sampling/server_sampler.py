@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import httpx
 
+from pipeline.api_keys import read_api_key
 from pipeline.errors import BadInput, TransientError
 from pipeline.params import SamplingParams, ServerParams
 from pipeline.policy import load_config, stored_end_token_ids, whole_model
 from pipeline.sampling import Engine, OnProgress, SampledCompletion, SampleRequest
 from pipeline.sampling.served_policy import prepare_policy
 from pipeline.sampling.server_answers import Choice, Expected, read_answer
-from pipeline.sampling.server_api import START_IT, ServerApi, ServerFault, read_api_key
+from pipeline.sampling.server_api import START_IT, ServerApi, ServerFault
 from pipeline.sampling.server_policy import WHOLE_DISTRIBUTION, admit, check_version, read_vllm_version
 from pipeline.sampling.server_pool import ServerPool
 from pipeline.sampling.stopping import make_stops
@@ -209,5 +210,5 @@ class ServerSampler:
 
 
 def _headers(params: ServerParams) -> dict[str, str]:
-    key = read_api_key(params.api_key_variable)
+    key = read_api_key(params.api_key_variable, "the servers'")
     return {} if key is None else {"Authorization": f"Bearer {key}"}

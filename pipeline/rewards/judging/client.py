@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -69,15 +68,6 @@ def ask_all(
             return list(pool.map(ask, questions))
         finally:
             pool.shutdown(cancel_futures=True)  # what an error leaves unasked
-
-
-def read_api_key(variable: str | None) -> str | None:
-    """The value of the environment's `variable`; raises BadInput where it has none."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise BadInput(f"environment variable {variable}", "it is not set, and a judge's key is in it", "Set it")
-    return os.environ[variable]
 
 
 class _Pace:

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 import httpx
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.api_keys import read_api_key
 from pipeline.params import Finite, Positive, PositiveFloat, Section
 from pipeline.rewards.completion import Completion, Unscored
 from pipeline.rewards.judging import judgements
-from pipeline.rewards.judging.client import Failure, Limits, ask_all, read_api_key
+from pipeline.rewards.judging.client import Failure, Limits, ask_all
 from pipeline.rewards.judging.questions import Chat, JudgeQuestion, preference_messages, score_messages, verdict_schema
 from pipeline.rewards.judging.verdicts import read_preference, read_score
 
@@ -115,7 +116,7 @@ def _verdicts(chats: Sequence[Chat], params: Params) -> list[float | Unscored]:
     limits = Limits(params.concurrency, params.requests_per_minute, params.timeout_seconds, params.n_tries)
     failures: dict[str, str] = {}
     if missing:
-        key = read_api_key(params.api_key_variable)
+        key = read_api_key(params.api_key_variable, "a judge's")
         answers = ask_all(
             list(missing.values()), limits, key, lambda text: _read(text, params) is not None, judgements.KEPT.keep
         )
