@@ -262,10 +262,12 @@ def _remove_leftovers(path: Path) -> None:
 def _is_another_alive(process_id: int) -> bool:
     if process_id == os.getpid():  # in a container the next process gets the number of the one that died
         return False
+    import psutil  # here, since few writes meet a leftover
+
     try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
+        # A killed process keeps its number as a zombie until somebody waits for it, which not every init does at once.
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
+    except psutil.AccessDenied:
         return True
-    return True

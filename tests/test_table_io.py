@@ -439,6 +439,20 @@ def test_leftovers_of_dead_processes_are_removed_and_of_live_ones_kept(path: Pat
     assert sorted(leftovers(path)) == sorted(names[key] for key in ("alive", "another table's", "a person's"))
 
 
+def test_leftovers_of_a_killed_process_that_nobody_waited_for_are_removed(path: Path) -> None:
+    zombie = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    path.parent.mkdir()
+    leftover = path.parent / f".tmp-{path.name}.{zombie.pid}"
+    leftover.write_text("x")
+    write_text("new", path)
+    assert leftovers(path) == [leftover.name]
+    zombie.kill()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not taken away
+    write_text("newer", path)
+    assert leftovers(path) == []
+    zombie.communicate()
+
+
 def test_leftovers_of_a_dead_process_of_the_same_number_are_removed(path: Path) -> None:
     leftover = path.parent / f".tmp-{path.name}.{os.getpid()}"
     leftover.mkdir(parents=True)
