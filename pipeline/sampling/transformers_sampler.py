@@ -23,6 +23,7 @@ from pipeline.sampling.batch import Batch, Row, places_to_keep
 from pipeline.sampling.cache import make_cache
 from pipeline.sampling.decode_attention import use_decode_attention
 from pipeline.sampling.draw import draw_tokens
+from pipeline.sampling.packed_linear import pack_linear_layers
 from pipeline.sampling.stopping import StopWatch, make_stops
 
 ENGINE = Engine(
@@ -40,7 +41,7 @@ class TransformersSampler:
     """Samples from `model`, on the device it is on.
 
     Args:
-        model: a causal language model in evaluation mode.
+        model: a causal language model in evaluation mode, which becomes one to sample with alone.
         end_token_ids: tokens that end a completion, beside those of `params`.
         params: temperature, stops, limits and batch size.
         tokenizer: the model's, needed for stop strings alone.
@@ -56,6 +57,7 @@ class TransformersSampler:
         self.stops = make_stops(params, end_token_ids)
         self.tokenizer = tokenizer
         use_decode_attention(model)
+        pack_linear_layers(model)
 
     def sample(self, requests: Sequence[SampleRequest], on_progress: OnProgress) -> list[list[SampledCompletion]]:
         """For each request, in order, a completion for each of its seeds, in order."""

@@ -21,9 +21,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated
 
@@ -84,11 +84,21 @@ def main(
         task = Task(
             str(base.resolve()), *names, steps + 1, kl_coefficient, limit_fraction, equal_fraction, rows_per_microbatch
         )
-        results.append(measure(task, side or usual_sides(task)))
-        Console(width=None if sys.stdout.isatty() else 140).print(make_table(results[-1]))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        for result in measure(task, side or usual_sides(task)):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps([*results, result], indent=1), encoding="utf-8")
+            report_round(result)
+        results.append(result)
+        Console(width=None if sys.stdout.isatty() else 140).print(make_table(result))
     print(f"all numbers: {out}")
+
+
+def report_round(result: Result) -> None:
+    """A line of progress: hours pass until the table comes."""
+    last = {side: measured[-1] for side, measured in result["steps"].items() if side != "matmul"}
+    steps = [f"{side} {step['seconds']:.1f} s, {step['peak_bytes'] / 1e9:.2f} GB" for side, step in last.items()]
+    n_rounds = len(next(iter(result["steps"].values())))
+    print(f"round {n_rounds} of {result['task']['n_steps']}: {'; '.join(steps)}", file=sys.stderr, flush=True)
 
 
 def usual_sides(task: Task) -> list[str]:
@@ -96,12 +106,16 @@ def usual_sides(task: Task) -> list[str]:
     return [name for name in SIDES_OF_PART[task.part] if name != "padded" or task.kl_coefficient == 0]
 
 
-def measure(task: Task, sides: list[str]) -> Result:
-    """The steps of `sides`, taken in turn, and beside an update what the machine could do in that moment."""
+def measure(task: Task, sides: list[str]) -> Iterator[Result]:
+    """The steps of `sides` so far, taken in turn, and beside an update what the machine could do in that moment.
+
+    There is one after each round but the first, whose steps count in no time.
+    """
     names = [*sides, "matmul"] if task.part is Part.UPDATE else sides
     with ExitStack() as stack:
         processes = {name: stack.enter_context(SideProcess(name, task)) for name in names}
-        return summarize(task, take_turns(processes, task.n_steps))
+        for steps in islice(take_turns(processes, task.n_steps), 1, None):
+            yield summarize(task, steps)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -95,12 +95,12 @@ class SideProcess:
         return measured
 
 
-def take_turns(processes: Mapping[str, SideProcess], n_steps: int) -> dict[str, list[Measured]]:
-    """`n_steps` steps of each side, in turn."""
+def take_turns(processes: Mapping[str, SideProcess], n_steps: int) -> Iterator[dict[str, list[Measured]]]:
+    """`n_steps` steps of each side, in turn; after each round, the steps of each side so far."""
     steps: dict[str, list[Measured]] = {name: [] for name in processes}
     for _ in range(n_steps):
         for process in processes.values():
             process.wait_until_ready()
         for name, process in processes.items():
             steps[name].append(process.take_step())
-    return steps
+        yield steps
