@@ -161,6 +161,7 @@ def head_of(model: Model) -> Head:
         bias=getattr(module, "bias", None),
         scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
         cap=getattr(config, "final_logit_softcapping", None),
+        adds_to_grad=weight.requires_grad and weight.is_leaf,
     )
 
 

@@ -47,12 +47,17 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """How a model makes logits of a hidden state h: cap * tanh(scale * (weight h + bias) / cap)."""
+    """How a model makes logits of a hidden state h: cap * tanh(scale * (weight h + bias) / cap).
+
+    With `adds_to_grad` the backward pass adds the gradient of `weight`, a leaf, to its `grad` at once. Left to
+    autograd, a second one of its size is kept until embeddings that are tied to it have theirs, after all layers.
+    """
 
     weight: torch.Tensor  # [vocabulary, hidden size]
     bias: torch.Tensor | None = None  # [vocabulary]
     scale: float = 1.0
     cap: float | None = None
+    adds_to_grad: bool = False
 
     def cast(self, dtype: torch.dtype) -> Head:
         """The same in `dtype`, without gradients."""
@@ -134,6 +139,7 @@ class _Statistics(torch.autograd.Function):
         if entropy != "trained":
             ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(hidden, weight, token_ids)
+        ctx.leaf = head.weight if head.adds_to_grad else None
         ctx.slopes, ctx.cast, ctx.temperature, ctx.barred = slopes, cast, temperature, barred
         ctx.n_outputs = 1 + (entropy == "trained")
         return logprobs, entropies
@@ -149,7 +155,8 @@ class _Statistics(torch.autograd.Function):
                 for_hidden += factor * slope
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dtype = ctx.cast.weight.dtype
-            for_weight, for_bias = torch.zeros_like(weight), weight.new_zeros(len(weight))
+            for_weight = torch.zeros_like(weight) if ctx.leaf is None else _gradient_of(ctx.leaf)
+            for_bias = weight.new_zeros(len(weight))
             inputs = hidden.to(dtype)
             for part in _chunks(len(hidden), len(weight)):
                 chunk = _Chunk(ctx.cast, inputs, token_ids, ctx.temperature, ctx.barred, part)
@@ -157,7 +164,15 @@ class _Statistics(torch.autograd.Function):
                     by_logit = factor[part] * slope
                     for_weight += by_logit.to(dtype).t() @ inputs[part]
                     for_bias += by_logit.sum(dim=0)
-        return for_hidden, for_weight, for_bias if ctx.needs_input_grad[2] else None, *[None] * 5
+        returned = (for_weight if ctx.leaf is None else None, for_bias if ctx.needs_input_grad[2] else None)
+        return for_hidden, *returned, *[None] * 5
+
+
+def _gradient_of(leaf: torch.Tensor) -> torch.Tensor:
+    """The `grad` of `leaf`, zeros where it had none."""
+    if leaf.grad is None:
+        leaf.grad = torch.zeros_like(leaf)
+    return leaf.grad
 
 
 class _Chunk:

@@ -17,6 +17,7 @@ from pipeline.tables import TOKEN_LOGPROBS, TRAIN_STEPS
 from pipeline.training.batching import Step, TrainingRow, completion_mask, count_completion_tokens
 from pipeline.training.distributed import ALONE, Ranks
 from pipeline.training.forward import row_statistics
+from pipeline.training.heap import trim_heap
 from pipeline.training.logprobs import Entropy
 from pipeline.training.loss import Loss, StepSize, TokenLogprobs, grpo_loss
 from pipeline.training.memory import micro_batch_named
@@ -78,7 +79,9 @@ class Trainer:
         for turn in self.ranks.share(step.micro_batches):
             with micro_batch_named([self.rows[row] for row in turn.rows]):
                 loss, entropy_sum = self._run_micro_batch(turn.rows, size)
+                self._save_memory()
                 (turn.weight * loss.loss).backward()  # type: ignore[no-untyped-call]
+                self._save_memory()
             if turn.weight:
                 losses.append(loss)
                 entropy += entropy_sum
@@ -121,6 +124,11 @@ class Trainer:
         mask = completion_mask(rows, self.device)
         loss = grpo_loss(logprobs, advantages, mask, size, self.params)
         return loss, float(entropy.detach()[mask].sum())
+
+    def _save_memory(self) -> None:
+        """Between passes, where memory is wanted more than time."""
+        if self.params.gradient_checkpointing:
+            trim_heap()
 
     def _clip_gradients(self, number: int) -> float:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -77,7 +77,7 @@ def test_a_head_by_hand() -> None:
 
 
 @pytest.mark.parametrize("settings", HEADS.values(), ids=HEADS)
-def test_float64_agrees(settings: dict[str, float]) -> None:
+def test_float64_agrees(settings: dict[str, Any]) -> None:
     hidden, weight, bias, ids = draw(12, 8), draw(50, 8, seed=1) * 3, draw(50, seed=2), draw_ids(12, 50)
     found = token_statistics(hidden.float(), Head(weight.float(), bias.float(), **settings), ids, 0.7)
     expected = (Head(weight, bias, **settings).logits(hidden) / 0.7).log_softmax(1)
@@ -147,7 +147,7 @@ def test_gradient_of_a_logprob() -> None:
     ids=["all", "barred"],
 )
 def test_gradients_are_those_of_finite_differences(
-    n_drawn: int, barred: Barred | None, settings: dict[str, float], entropy: Entropy, monkeypatch: pytest.MonkeyPatch
+    n_drawn: int, barred: Barred | None, settings: dict[str, Any], entropy: Entropy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_in_chunks(monkeypatch, 2, 6)
     ids = draw_ids(5, n_drawn)
@@ -172,6 +172,23 @@ def test_a_gradient_does_not_depend_on_what_else_is_trained(trained: list[int]) 
 
     every = gradients([0, 1, 2])
     assert all(torch.allclose(gradient, every[i]) for i, gradient in gradients(trained).items())
+
+
+def test_the_gradient_of_a_leaf_is_added_to_what_it_has() -> None:
+    def gradients(adds_to_grad: bool) -> list[torch.Tensor | None]:
+        hidden, weight, bias = inputs = [draw(5, 3), draw(6, 3, seed=1), draw(6, seed=2)]
+        for values in inputs:
+            values.requires_grad_()
+        for factor in (1.0, -0.3):  # the first makes the gradient, the second adds to it
+            tied = (weight * weight.detach()).sum()  # another use of it, as by embeddings
+            found = token_statistics(hidden, Head(weight, bias, adds_to_grad=adds_to_grad), draw_ids(5, 6), 0.7)
+            (factor * (found.logprobs.sum() + tied)).backward()  # type: ignore[no-untyped-call]
+        return [values.grad for values in inputs]
+
+    for ours, theirs in zip(gradients(True), gradients(False), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert torch.allclose(ours, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n_per_chunk", [0.5, 1, 3, 4, 7, 100])

@@ -68,7 +68,7 @@ class Policy:
 
     def __init__(self, task: Task, folder: Path, gradient_checkpointing: bool = False) -> None:
         self.base = Path(task.base)
-        self.params = make_params(task)
+        self.params = make_params(task, gradient_checkpointing)
         lora = task.method is Method.LORA
         if lora:
             create_adapter(self.base, LoraParams(rank=LORA_RANK, alpha=LORA_ALPHA), 0, folder)
@@ -124,11 +124,12 @@ class Policy:
         return recorded(model=model, mode=contextlib.nullcontext())
 
 
-def make_params(task: Task) -> Params:
+def make_params(task: Task, gradient_checkpointing: bool = False) -> Params:
     """params.yaml, but for what all sides have in common; the engine's log-probabilities correct nothing, as in TRL."""
     params = load_params()
     training = {
         "method": task.method.value,
+        "gradient_checkpointing": gradient_checkpointing,
         "loss": "grpo",
         "clip_low": CLIP,
         "clip_high": CLIP,
