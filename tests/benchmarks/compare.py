@@ -13,16 +13,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+Functions = Mapping[str, Callable[[], object]]
 
-def in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each function in each round, after one round that does not count; in a round, each runs once."""
+
+def in_turn(functions: Functions, rounds: int, warm_up: Functions | None = None) -> dict[str, list[float]]:
+    """Seconds of each function in each round, after one round that does not count; in a round, each runs once.
+
+    The round that does not count is of `warm_up`, or of `functions` themselves.
+    """
+    for function in (warm_up or functions).values():
+        function()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         for name, function in functions.items():
             started = time.perf_counter()
             function()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(time.perf_counter() - started)
     return seconds
 
 
