@@ -15,6 +15,7 @@ from pipeline import audit_commands, export_commands, report_commands, run_comma
 from pipeline.errors import DISK_ERRORS, RollbookError
 from pipeline.logprob_check_command import check_logprob_agreement
 from pipeline.metrics import Metrics, read_metrics
+from pipeline.openmp import let_threads_sleep
 from pipeline.params import load_params
 from pipeline.presets import describe_method
 from pipeline.replay_command import replay_completions
@@ -55,6 +56,7 @@ serve_command.register(app)
 @app.callback()
 def rollbook() -> None:
     """GRPO post-training that you can audit and re-run."""
+    let_threads_sleep()
 
 
 @app.command()

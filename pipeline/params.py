@@ -161,6 +161,11 @@ def parse_params(text: str, where: str) -> Params:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError) as error:  # 2026-13-01 looks like a date, and makes a ValueError
         raise BadInput(where, f"it is not valid YAML: {' '.join(str(error).split())}", "Mend that line") from error
+    try:
+        YAML(typ="safe").load(text)  # as DVC reads it, with libyaml, to which [http://a:1] is none
+    except YAMLError as error:
+        problem = f"DVC can't read it: {' '.join(str(error).split())}"
+        raise BadInput(where, problem, "Put the text there in quotes") from error
     return check_params(value, where)
 
 

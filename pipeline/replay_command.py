@@ -63,11 +63,15 @@ def replay_completions(
 
 
 def sampling_of(stored: StoredIteration) -> SamplingParams:
-    """As stored; but servers are where params.yaml says that they are now."""
+    """As stored; but servers, with or without seeds as then, are where params.yaml says now, if it names any."""
     sampling = stored.params.sampling
     if sampling.engine != "server":
         return sampling
-    return sampling.model_copy(update={"server": load_params().sampling.server})
+    here = load_params().sampling.server
+    if not here.urls:
+        return sampling
+    server = here.model_copy(update={"per_completion_seeds": sampling.server.per_completion_seeds})
+    return sampling.model_copy(update={"server": server})
 
 
 def _differing(plan: Plan, replay: Replay, decode: Decode) -> pl.DataFrame:

@@ -13,6 +13,9 @@ from pipeline.sampling.served_names import WHOLE_MODEL, name_of
 from pipeline.sampling.vllm_process import OFFLINE
 from pipeline.sampling.vllm_sampler import LORA_RANKS, is_for_cpu, kv_cache_bytes, max_lora_rank
 
+SHUTDOWN_SECONDS = 60
+"""For the requests that a server is at when it is told to end."""
+
 
 @dataclass(frozen=True)
 class ServeCommand:
@@ -46,6 +49,7 @@ def make_serve_command(
         "--api-server-count": "1",  # of several, only one would know an adapter that is loaded later
         "--logprobs-mode": "processed_logprobs",  # after temperature
         "--generation-config": "vllm",  # else a model's own top_k, say, would truncate the distribution
+        "--shutdown-timeout": str(SHUTDOWN_SECONDS),  # with none, who waits for an answer waits on, and the server too
     }
     if not is_for_cpu():
         arguments["--gpu-memory-utilization"] = str(vllm.gpu_memory_utilization)

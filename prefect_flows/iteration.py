@@ -48,7 +48,7 @@ def stage_task(run: str, number: int, stage: str) -> None:
             run_stage(Repository.find().worktree(run), stage, log)
     except StageFailed as failed:
         if failed.is_worth_a_retry:
-            logger.warning("%s; another try may go better", failed)
+            logger.warning("Another try may go better: %s", failed)
         raise
 
 

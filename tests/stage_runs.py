@@ -35,7 +35,7 @@ class Ended:
 
 def write_params(folder: Path, changes: dict[str, Any]) -> None:
     """A params.yaml, `PARAMS_FILE` with `changes`, `{"prompts.train_size": 5}`, written to `folder`."""
-    yaml = YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe")  # DVC's, which reads all that it writes
     params = copy.deepcopy(yaml.load(PARAMS_FILE.read_text(encoding="utf-8")))
     for key, value in changes.items():
         *sections, last = key.split(".")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -127,3 +128,10 @@ def test_check_says_which_method_comes_out() -> None:
         "in normalize.baseline (leave_one_out), normalize.scale (none), training.loss (dr_grpo), "
         "training.kl_coefficient (0.05)",
     ]
+
+
+def test_threads_of_openmp_sleep_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    CliRunner().invoke(app, ["check"])
+    assert (os.environ.pop("OMP_WAIT_POLICY"), os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "7")

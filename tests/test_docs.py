@@ -65,7 +65,8 @@ def first_column(markdown: str) -> list[str]:
 
 
 def load_yaml(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text)
+    """What `text` holds, read as DVC reads params.yaml."""
+    return YAML(typ="safe").load(text)
 
 
 def pipeline_stages() -> dict[str, Any]:

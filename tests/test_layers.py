@@ -31,6 +31,7 @@ PLUMBING = {
     "pipeline/errors.py",
     "pipeline/fingerprint.py",
     "pipeline/metrics.py",
+    "pipeline/openmp.py",
     "pipeline/params.py",
     "pipeline/params_errors.py",
     "pipeline/params_report.py",

@@ -413,6 +413,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("two documents", "seed: 0\n---\nseed: 1\n", "it is not valid YAML: expected a single document"),
     ("a Python object", "seed: !!python/object:os.system 0\n", "could not determine a constructor"),
     ("a date that is none", "parent: 2026-13-01\n", "it is not valid YAML: month must be in 1..12"),
+    ("what libyaml can't read", "a: [http://b:1]\n", "DVC can't read it: while scanning a plain scalar"),
     ("brackets without end", "a: " + "[" * 1000, "it is not valid YAML: maximum recursion depth exceeded"),
 ]
 

@@ -64,6 +64,7 @@ def test_an_adapter_is_served_on_the_base_by_its_fingerprint() -> None:
     assert value_of("--max-lora-rank", words) == "16"
     assert value_of("--logprobs-mode", words) == "processed_logprobs"
     assert value_of("--generation-config", words) == "vllm"
+    assert value_of("--shutdown-timeout", words) == "60"
     assert value_of("--host", words) == "127.0.0.1"
     assert value_of("--port", words) == "8100"
     assert words[-2:] == ["--max-num-batched-tokens", "4096"]

