@@ -33,7 +33,7 @@ class ServerFault(Exception):
     def as_error(self) -> BadInput:
         """The error that a person gets when nothing is left to try."""
         if self.is_transient:
-            return TransientError(self.url, self.problem, f"{START_IT}, and run again: finished shards are kept")
+            return TransientError(self.url, self.problem, f"{START_IT}, and run again: shards of a rollout are kept")
         return BadInput(self.url, self.problem, START_IT)
 
 

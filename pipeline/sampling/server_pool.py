@@ -194,7 +194,9 @@ class ServerPool:
         faults = [server.trouble for server in self._servers if server.trouble is not None]
         where, problem = "params.yaml: sampling.server.urls", f"no server is left: {'; '.join(map(str, faults))}"
         if any(fault.is_transient for fault in faults):
-            self._fail_waiting(TransientError(where, problem, f"{START_IT}, and run again: finished shards are kept"))
+            self._fail_waiting(
+                TransientError(where, problem, f"{START_IT}, and run again: shards of a rollout are kept")
+            )
         else:
             self._fail_waiting(BadInput(where, problem, START_IT))
 

@@ -45,7 +45,7 @@ def describe(params: SamplingParams) -> Engine:
             raise fault.as_error()
     versions = {url: answer for url, answer in zip(params.server.urls, answers, strict=True) if isinstance(answer, str)}
     if not versions:
-        remedy = f"{START_IT}, and run again: finished shards are kept"
+        remedy = f"{START_IT}, and run again: shards of a rollout are kept"
         raise TransientError(URLS, f"no server answers: {'; '.join(map(str, faults))}", remedy)
     if len(set(versions.values())) > 1:
         listed = ", ".join(f"{url} runs {version}" for url, version in versions.items())

@@ -180,7 +180,7 @@ class EngineProcess:
         if cause := self._cause():
             problem += f"; the last error in its log is {cause}"
             remedy = _remedy(cause) or remedy
-        return BadInput("params.yaml: sampling.vllm", problem, f"{remedy.rstrip('.')}; finished shards are kept")
+        return BadInput("params.yaml: sampling.vllm", problem, f"{remedy.rstrip('.')}; shards of a rollout are kept")
 
     def _cause(self) -> str | None:
         """The last error in the log that says more than that there was one."""
