@@ -48,17 +48,18 @@ def decode_attention(
 def _attend_by_products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attention with the softmax in float32, as two batched products.
+    """Attention as two batched products, the first of which scales and masks the scores; softmax sums in float32.
 
     For the few positions of a group torch's fused kernel takes three times as long on a CPU.
     """
     rows, heads, n, _ = query.shape
-    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(rows, heads, n, -1)
-    scores = scores.float().mul_(scaling)
-    if mask is not None:
-        scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
-    weights = scores.softmax(dim=-1).to(value.dtype)
-    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view(rows, heads, n, -1)
+    if mask is None:
+        mask = query.new_zeros(1, 1, 1, 1)
+    elif mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    shift = mask.to(query.dtype).expand(rows, heads, *mask.shape[2:]).flatten(0, 1)
+    scores = torch.baddbmm(shift, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=scaling)
+    return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(rows, heads, n, -1)
 
 
 def use_decode_attention(model: Any) -> None:
