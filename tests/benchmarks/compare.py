@@ -13,22 +13,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-Functions = Mapping[str, Callable[[], object]]
 
-
-def in_turn(functions: Functions, rounds: int, warm_up: Functions | None = None) -> dict[str, list[float]]:
-    """Seconds of each function in each round, after one round that does not count; in a round, each runs once.
-
-    The round that does not count is of `warm_up`, or of `functions` themselves.
-    """
-    for function in (warm_up or functions).values():
-        function()
+def in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each function in each round, after one round that does not count; in a round, each runs once."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for name, function in functions.items():
             started = time.perf_counter()
             function()
-            seconds[name].append(time.perf_counter() - started)
+            if number:
+                seconds[name].append(time.perf_counter() - started)
     return seconds
 
 

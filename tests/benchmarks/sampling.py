@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,7 +33,7 @@ def main(
     tokens: Annotated[list[int] | None, typer.Option(help=f"new tokens; {SEVERAL}; 16 where left out")] = None,
     side: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(SIDES)}; {SEVERAL}; all if left out")] = None,
     completions: Annotated[int, typer.Option(help="of each prompt")] = 8,
-    rounds: Annotated[int, typer.Option(help="in which each side runs once")] = 3,
+    rounds: Annotated[int, typer.Option(help="in which each side runs once, after one that does not count")] = 3,
     baseline: Annotated[str, typer.Option(help="the side that the others are compared with")] = "generate",
     out: Annotated[Path, typer.Option(help="where all numbers go, as JSON")] = Path(".rollbook/bench_sampling.json"),
 ) -> None:
@@ -58,17 +57,13 @@ def main(
 
 
 def measure(sides: dict[str, Side], work: Work, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side in each round; each must have sampled all the tokens that were asked for.
+    """Seconds of each side in each round; each must have sampled all the tokens that were asked for."""
 
-    One prompt alone warms them up.
-    """
-
-    def run(name: str, work: Work) -> None:
+    def run(name: str) -> None:
         n_sampled = sides[name](work)
         assert n_sampled == work.n_rows * work.n_tokens, f"{name} sampled {n_sampled} tokens"
 
-    warm_up = {name: partial(run, name, replace(work, prompts=work.prompts[:1])) for name in sides}
-    return in_turn({name: partial(run, name, work) for name in sides}, rounds, warm_up)
+    return in_turn({name: partial(run, name) for name in sides}, rounds)
 
 
 def make_table(work: Work, seconds: dict[str, list[float]], baseline: str) -> Table:
